@@ -223,7 +223,8 @@ class DatasetSpec(ABC):
     def check(self) -> None:
         """Raises UserError for options that are wrong: ranges, paths, files that are missing. It opens no file."""
         if self.path is not None and not Path(self.path).exists():
-            raise UserError(f"dataset.path={self.path} does not exist")
+            here = "" if Path(self.path).is_absolute() else f" in {Path.cwd()}"  # a run may be read from elsewhere
+            raise UserError(f"dataset.path={self.path} does not exist{here}")
         for option in ("max_train_samples", "max_eval_samples"):
             limit = getattr(self, option)
             if limit is not None and limit < 1:

@@ -139,11 +139,11 @@ def began_with_torchrun(run_dir: Path) -> bool:
         return False
 
 
-def refuse_other_run(config: Config, run_dir: Path, in_sweep: bool = False) -> None:
+def refuse_other_run(config: Config, run_dir: Path, option: str = RUN_DIR) -> None:
     """Keeps the run that a folder holds; removes one without a step, and with ``overwrite`` any other.
 
     Args:
-        in_sweep: The folder is one of a sweep's, which names them by the numbers of its jobs.
+        option: By which another folder is given.
 
     Raises:
         UserError: There is one, and it is neither resumed nor to be overwritten.
@@ -154,7 +154,7 @@ def refuse_other_run(config: Config, run_dir: Path, in_sweep: bool = False) -> N
     if not config.overwrite and not _is_replaceable(run_dir):
         raise UserError(
             f"{run_dir} holds a run already ({_status(run_dir)}); give resume=auto to go on with it, overwrite=true to "
-            f"replace it, or another hydra.{'sweep' if in_sweep else 'run'}.dir="
+            f"replace it, or another {option}="
         )
     for name in (*found, WANDB, TENSORBOARD):  # whose commands the new run would end with
         path = run_dir / name

@@ -71,7 +71,7 @@ def train(config: Config, run_dir: str | Path | None = None) -> dict[str, Any]:
         folder.mkdir(parents=True, exist_ok=True)
         write_config(config, folder)
 
-    return run_in_folder(config, folder, write_record)
+    return run_in_folder(config, folder, write_record, option="run_dir")
 
 
 def _check_importable(config: Config) -> None:
@@ -99,22 +99,24 @@ def _default_folder() -> str:
 
 
 def run_in_folder(
-    config: Config, run_dir: Path, write_record: Callable[[], None], sweep: str | None = None
+    config: Config, run_dir: Path, write_record: Callable[[], None], sweep: str | None = None, option: str = ""
 ) -> dict[str, Any]:
     """Runs a job in a folder that holds no other run, or the one that goes on; see :func:`start`.
 
     Args:
         write_record: Writes the settings of the run there; the first rank calls it.
+        option: By which the folder was given; empty: by that of the command.
     """
     asked, config = config, after_restart(config)
     if not is_first_rank():
         return start(config, run_dir, as_plain(config), sweep)
-    with claimed(run_dir, f"hydra.{'run' if sweep is None else 'sweep'}.dir"):
-        return _run_claimed(asked, config, run_dir, write_record, sweep)
+    option = option or f"hydra.{'run' if sweep is None else 'sweep'}.dir"
+    with claimed(run_dir, option):
+        return _run_claimed(asked, config, run_dir, write_record, sweep, option)
 
 
 def _run_claimed(
-    asked: Config, config: Config, run_dir: Path, write_record: Callable[[], None], sweep: str | None
+    asked: Config, config: Config, run_dir: Path, write_record: Callable[[], None], sweep: str | None, option: str
 ) -> dict[str, Any]:
     """Runs a job in a folder where no other run goes on.
 
@@ -122,7 +124,7 @@ def _run_claimed(
         asked: The configuration as it is at the first start; after a restart by torchrun the run goes on.
     """
     tell_of_new_start(run_dir)
-    refuse_other_run(config if began_with_torchrun(run_dir) else asked, run_dir, in_sweep=sweep is not None)
+    refuse_other_run(config if began_with_torchrun(run_dir) else asked, run_dir, option)
     refuse_fewer_epochs(config, run_dir)
     plain = as_plain(config)
     if finished := finished_summary(config, run_dir):

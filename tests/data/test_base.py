@@ -48,6 +48,8 @@ def make(spec: type[DatasetSpec], **options: object) -> DatasetSpec:
 def test_a_path_that_does_not_exist_is_named(spec: type[DatasetSpec], tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=rf"dataset\.path={tmp_path / 'missing'} does not exist"):
         make(spec, path=str(tmp_path / "missing")).check()
+    with pytest.raises(ValueError, match=rf"dataset\.path=missing does not exist in {Path.cwd()}"):
+        make(spec, path="missing").check()
 
 
 @pytest.mark.parametrize("spec", SPECS)

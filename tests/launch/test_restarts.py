@@ -129,13 +129,13 @@ def test_a_script_goes_on_in_the_folder_that_it_names_after_a_restart(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
-    monkeypatch.setattr(start, "run_in_folder", lambda config, folder, _: {"folder": folder})
+    monkeypatch.setattr(start, "run_in_folder", lambda config, folder, _, **_options: {"folder": folder})
     assert start.train(loaded(*TINY, f"resume.run={tmp_path}")) == {"folder": tmp_path}
 
 
 def trained_in(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The folders of two runs of one script, and that of the command."""
-    monkeypatch.setattr(start, "run_in_folder", lambda config, folder, _: {"folder": folder})
+    monkeypatch.setattr(start, "run_in_folder", lambda config, folder, _, **_options: {"folder": folder})
     monkeypatch.setattr(start, "_numbers", count(1))  # as in a new process
     folders = [start.train(loaded(*TINY))["folder"].relative_to(Path.cwd()) for _ in range(2)]
     register()

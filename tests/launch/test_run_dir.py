@@ -193,6 +193,8 @@ def test_a_folder_that_is_taken_is_named_with_the_option_that_names_another(
     (tmp_path / "summary.json").write_text(json.dumps({"status": "completed"}))
     with pytest.raises(UserError, match=rf"holds a run already \(completed\); .* or another {option}$"):
         start.run_in_folder(compose_training([]), tmp_path, lambda: None, sweep)
+    with pytest.raises(UserError, match=r"or another run_dir=$"):
+        start.train(compose_training([]), tmp_path)
 
 
 def test_a_run_that_no_rank_began_leaves_its_refusal_and_does_not_stand_in_the_way(
