@@ -239,6 +239,11 @@ def unlabelled_files(source: Path) -> tuple[list[str], ImageSource]:
         names, files = [str(file.relative_to(source)) for file in found], found
     elif is_picture(source):
         names, files = [source.name], [source]
+    elif source.suffix.lower() in FORMATS:
+        raise UserError(
+            f"input={source} is a table, and the data of the run has none; give a folder, a picture, or a .txt file "
+            "with the path of a picture in each line"
+        )
     else:
         try:
             names = [line.strip() for line in source.read_text(encoding="utf-8-sig").splitlines() if line.strip()]

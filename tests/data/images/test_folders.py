@@ -8,6 +8,7 @@ from pipetransformer.data.base import ImageFormat
 from pipetransformer.data.images.datasets import HubImages
 from pipetransformer.data.images.folders import from_folder, unlabelled_files
 from pipetransformer.data.images.table import TableImages
+from pipetransformer.errors import UserError
 
 
 def write_folder(root: Path, **splits: dict[str, list[tuple[int, int, int]]]) -> Path:
@@ -28,6 +29,12 @@ def test_a_list_of_pictures_may_begin_with_a_byte_order_mark(tmp_path: Path) -> 
     write_folder(tmp_path, few={"cat": [RED, BLUE]})
     (tmp_path / "list.txt").write_text("few/cat/0.png\nfew/cat/1.png\n", encoding="utf-8-sig")
     assert unlabelled_files(tmp_path / "list.txt")[0] == ["few/cat/0.png", "few/cat/1.png"]
+
+
+def test_a_table_of_pictures_to_predict_is_no_list_of_files(tmp_path: Path) -> None:
+    (tmp_path / "some.csv").write_text("file,label\na.png,1\n")
+    with pytest.raises(UserError, match=r"some\.csv is a table, and the data of the run has none; give a folder"):
+        unlabelled_files(tmp_path / "some.csv")
 
 
 def test_a_folder_gives_classes_in_alphabetical_order(tmp_path: Path) -> None:
