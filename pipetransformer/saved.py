@@ -173,7 +173,8 @@ def _export(options: Options) -> None:
 
 
 def _evaluate(options: Options) -> None:
-    from pipetransformer.training.saved_run import is_own_data, open_saved, score
+    from pipetransformer.training.saved_run import is_own_data, open_saved
+    from pipetransformer.training.saved_scores import score
 
     run_dir = Path(options.run)
     folder = Path(options.out or run_dir / "evaluation")
@@ -243,7 +244,7 @@ def _predict(options: Options) -> None:
         if not getattr(options, name):
             raise UserError(f"give {name}=<file>; --help says what it holds")
     row_writer(Path(options.output))  # refuses a wrong one before torch is imported
-    from pipetransformer.training.saved_run import predict
+    from pipetransformer.training.saved_scores import predict
 
     run_dir = Path(options.run)
     config = read_config(run_dir / CONFIG, options.overrides, with_data=False)

@@ -19,10 +19,11 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from pipetransformer.autopipe.cluster import Cluster, Link, allreduce_links, boundary_links
+from pipetransformer.autopipe.correction import LayoutKind
 from pipetransformer.autopipe.meshes import without_mesh
 from pipetransformer.autopipe.offload import on_host
 from pipetransformer.autopipe.plan import DeviceLayout, Layout, Plan, Stages, layer_above, microbatch_size
-from pipetransformer.autopipe.profile import AffineTime, Kind, LayerProfile, PrefixSums, Profile
+from pipetransformer.autopipe.profile import AffineTime, LayerProfile, PrefixSums, Profile
 from pipetransformer.autopipe.schedules import SCHEDULES
 from pipetransformer.mesh import SINGLE
 
@@ -191,12 +192,12 @@ class StepScale(NamedTuple):
         return (step_s - self.fixed_s) / self.factor
 
 
-def kind_of_plan(plan: Plan) -> Kind:
+def kind_of_plan(plan: Plan) -> LayoutKind:
     """Returns the kind of a plan."""
     return kind_of(plan.devices, plan.fsdp) if plan.mesh == SINGLE else "mesh"
 
 
-def kind_of(devices: DeviceLayout, fsdp: bool = False) -> Kind:
+def kind_of(devices: DeviceLayout, fsdp: bool = False) -> LayoutKind:
     """Returns the kind of a layout without a mesh by its grid of devices."""
     if fsdp:
         return "sharded"

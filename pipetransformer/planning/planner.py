@@ -15,10 +15,11 @@ from pipetransformer.autodp.transition import (
 from pipetransformer.autopipe.breakdown import StepParts, step_parts
 from pipetransformer.autopipe.cluster import Cluster
 from pipetransformer.autopipe.constraints import UNCONSTRAINED, PlanConstraints
+from pipetransformer.autopipe.correction import LayoutKind, TimedPlan
 from pipetransformer.autopipe.cost import kind_of_plan, step_seconds
 from pipetransformer.autopipe.limit import efficiency, fill_seconds, spread_overhead, work_seconds
 from pipetransformer.autopipe.plan import Plan, layer_above
-from pipetransformer.autopipe.profile import Kind, Profile, TimedPlan
+from pipetransformer.autopipe.profile import Profile
 from pipetransformer.autopipe.search.chunked import chunked_plan
 from pipetransformer.autopipe.search.search import best_plan, fsdp_plan
 from pipetransformer.config.sections import Parallel
@@ -324,7 +325,7 @@ class Planner:
                     with suppress(InfeasiblePlan):
                         own = replace(constraints, num_stages=num_stages, num_replicas=num_replicas, meshes=(mesh,))
                         plans.append(best_plan(self.profile, cluster, self._batch_size, constraints=own))
-        fastest: dict[Kind, Plan] = {}
+        fastest: dict[LayoutKind, Plan] = {}
         for plan in sorted(plans, key=lambda plan: plan.predicted_step_s):
             fastest.setdefault(kind_of_plan(plan), plan)
         return list(fastest.values())

@@ -12,9 +12,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from pipetransformer.autopipe.correction import LayoutKind
 from pipetransformer.autopipe.cost import kind_of_plan
 from pipetransformer.autopipe.plan import Plan
-from pipetransformer.autopipe.profile import Kind
 from pipetransformer.planning.history import NUM_TIMED_STEPS, NUM_WARMUP_STEPS, same_arrangement
 from pipetransformer.runtime.groups import broadcast_from_rank0
 
@@ -34,7 +34,7 @@ class PlanTiming:
 
     def __init__(self, trainer: Trainer) -> None:
         self._trainer = trainer
-        self._timed: set[tuple[Kind, int, int]] = set()
+        self._timed: set[tuple[LayoutKind, int, int]] = set()
         self._untried: list[Plan] | None = None
 
     def start(self) -> None:

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from pipetransformer.autopipe.breakdown import StepParts, step_parts
 from pipetransformer.autopipe.cluster import Cluster, Link
+from pipetransformer.autopipe.correction import TimedPlan
 from pipetransformer.autopipe.cost import step_seconds
 from pipetransformer.autopipe.limit import pipeline_efficiency
 from pipetransformer.autopipe.plan import Plan
@@ -17,7 +18,6 @@ from pipetransformer.autopipe.profile import (
     LayerShard,
     MeshProfile,
     Profile,
-    TimedPlan,
     Traffic,
     Volume,
 )

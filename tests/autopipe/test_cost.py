@@ -5,16 +5,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipetransformer.autopipe.cluster import Cluster, Link
+from pipetransformer.autopipe.correction import NO_CORRECTION, LayoutKind, TimedPlan
 from pipetransformer.autopipe.cost import kind_of, layer_time, stage_seconds, step_scale, step_seconds
 from pipetransformer.autopipe.plan import DeviceLayout, Layout, Plan, Stages, microbatch_size
 from pipetransformer.autopipe.profile import (
-    NO_CORRECTION,
     AffineTime,
-    Kind,
     LayerProfile,
     PrefixSums,
     Profile,
-    TimedPlan,
 )
 from pipetransformer.autopipe.schedules import INTERLEAVED, ONE_F_ONE_B
 
@@ -257,7 +255,7 @@ def test_one_device_of_two_is_predicted_as_if_it_were_alone() -> None:
         (DeviceLayout(2, 2), False, "hybrid"),
     ],
 )
-def test_a_correction_counts_for_its_kind_of_layout(devices: DeviceLayout, fsdp: bool, kind: Kind) -> None:
+def test_a_correction_counts_for_its_kind_of_layout(devices: DeviceLayout, fsdp: bool, kind: LayoutKind) -> None:
     assert kind_of(devices, fsdp) == kind
     slow = replace(SCALED, read_besides=AffineTime(0, 0), cache_read_fixed_s=0.0).with_timed(
         TimedPlan(kind, 0, 0, 1e3, 3e3)
@@ -265,7 +263,7 @@ def test_a_correction_counts_for_its_kind_of_layout(devices: DeviceLayout, fsdp:
     assert step_scale(slow, FREE_LINKS, devices, 1, 8, fsdp).fixed_s == pytest.approx(3 * 5, rel=0.01)
 
 
-def timed(profile: Profile, kind: Kind, predicted_s: float, measured_s: float, num_frozen: int = 0) -> Profile:
+def timed(profile: Profile, kind: LayoutKind, predicted_s: float, measured_s: float, num_frozen: int = 0) -> Profile:
     return profile.with_timed(TimedPlan(kind, num_frozen, 0, predicted_s, measured_s))
 
 

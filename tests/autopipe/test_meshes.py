@@ -6,6 +6,7 @@ import pytest
 
 from pipetransformer.autopipe.cluster import Cluster, Link
 from pipetransformer.autopipe.constraints import PlanConstraints
+from pipetransformer.autopipe.correction import TimedPlan
 from pipetransformer.autopipe.cost import kind_of_plan, missed_seconds, step_scale, step_seconds
 from pipetransformer.autopipe.memory import device_memory_bytes
 from pipetransformer.autopipe.meshes import mesh_batch_size, mesh_candidates, on_mesh
@@ -16,7 +17,6 @@ from pipetransformer.autopipe.profile import (
     LayerShard,
     MeshProfile,
     Profile,
-    TimedPlan,
     Traffic,
     Volume,
 )

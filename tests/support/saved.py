@@ -11,7 +11,8 @@ from pipetransformer import saved
 from pipetransformer.config.compose import read_config
 from pipetransformer.config.schema import CONFIG, Config
 from pipetransformer.data.base import TextFormat
-from pipetransformer.training.saved_run import export, open_model, open_saved, predict, score
+from pipetransformer.training.saved_run import export, open_model, open_saved
+from pipetransformer.training.saved_scores import predict, score
 
 
 def exported(run_dir: Path, step: int | None, folder: Path, merged: bool = False) -> int | None:

@@ -23,7 +23,7 @@ from pipetransformer.errors import UserError
 from pipetransformer.models.base import Head
 from pipetransformer.models.huggingface import HuggingFaceModel
 from pipetransformer.report.rows import row_writer
-from pipetransformer.training.saved_run import predict
+from pipetransformer.training.saved_scores import predict
 
 
 def recorded(pool: Pool, folder: Path, *overrides: str) -> Job:

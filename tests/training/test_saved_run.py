@@ -24,7 +24,8 @@ from pipetransformer.report.card import CARD, write_card
 from pipetransformer.report.environment import write_overrides
 from pipetransformer.report.event_log import EVENT_LOG
 from pipetransformer.saved import evaluate, settings_to_score
-from pipetransformer.training.saved_run import export, open_saved, splits
+from pipetransformer.training.saved_run import export, open_saved
+from pipetransformer.training.saved_scores import splits
 
 RUN = (*TINY, "freeze=schedule", "freeze.num_frozen=[1]", "freeze.interval=0.5", "checkpoint.every_steps=2",
        "checkpoint.keep=9", "epochs=3")  # fmt: skip

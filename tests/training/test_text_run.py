@@ -81,7 +81,7 @@ def test_the_reviews_are_read_and_transformers_gives_their_classes_by_name(pool:
 
 
 def test_predictions_and_targets_have_the_names_of_their_classes() -> None:
-    from pipetransformer.training.saved_run import with_names
+    from pipetransformer.training.saved_scores import with_names
 
     row = {"id": 0, "prediction": [0, 1, 1], "target": [1, 0, 0]}
     assert with_names(row, ("a", "b", "c")) == row | {"prediction_labels": ["b", "c"], "target_labels": ["a"]}

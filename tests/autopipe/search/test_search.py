@@ -11,10 +11,11 @@ from hypothesis import strategies as st
 
 from pipetransformer.autopipe.cluster import Cluster, Link
 from pipetransformer.autopipe.constraints import PlanConstraints
+from pipetransformer.autopipe.correction import TimedPlan
 from pipetransformer.autopipe.cost import step_seconds
 from pipetransformer.autopipe.memory import device_memory_bytes
 from pipetransformer.autopipe.plan import Layout, Plan, RankOrder
-from pipetransformer.autopipe.profile import AffineTime, LayerProfile, Profile, TimedPlan
+from pipetransformer.autopipe.profile import AffineTime, LayerProfile, Profile
 from pipetransformer.autopipe.search.bounds import LowerBounds
 from pipetransformer.autopipe.search.search import best_plan
 from pipetransformer.autopipe.search.solver import PartitionSolver
