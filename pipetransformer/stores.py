@@ -42,8 +42,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def _run(given: Sequence[str]) -> None:
     commands = {"list": list_stores, "inspect": inspect_stores, "remove": remove_stores}
-    if len(given) != 2 or given[0] not in commands:
-        raise UserError(f"{' '.join(given)} is no command; give list, inspect or remove, and a folder (--help)")
+    if given[0] not in commands:
+        raise UserError(f"{given[0]} is no command; give list, inspect or remove, and a folder (--help)")
+    if len(given) != 2:
+        raise UserError(f"{given[0]} takes one folder, that of cache.path=, and got {len(given) - 1} (--help)")
     commands[given[0]](Path(given[1]))
 
 

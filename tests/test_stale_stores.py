@@ -141,6 +141,10 @@ def test_samples_of_another_dataset_are_not_called_stale(tmp_path: Path) -> None
     assert other_stores(tmp_path, OURS, parts={"dataset": "one", "model.name": "other"}) == []
     (stale,) = other_stores(tmp_path, OURS, parts={"dataset": "one", "file a.csv": "1"})
     assert stale.endswith("is stale: a.csv was added")
+    (unnamed,) = other_stores(tmp_path, OURS, parts={"dataset": "one"})
+    assert unnamed.endswith(
+        "is stale: files that the data names, such as pictures, or the library that reads them have changed"
+    )
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"owner": 1}', "[" * 100_000])

@@ -99,8 +99,9 @@ def test_damaged_files_of_a_store_stop_no_command(text: str, root: Path, capsys:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["list"], "give list, inspect or remove, and a folder"),
-        (["show", "."], "show . is no command"),
+        (["show", "."], "show is no command"),
+        (["inspect"], "inspect takes one folder, that of cache.path=, and got 0"),
+        (["remove", "a", "b"], "remove takes one folder, that of cache.path=, and got 2"),
         (["list", "nowhere"], "nowhere is no folder; give the one of cache.path="),
         (["remove", "{empty}"], "has no stores; give the folder of cache.path="),
     ],

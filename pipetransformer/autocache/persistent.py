@@ -15,6 +15,7 @@ from pipetransformer.errors import StaleStore
 IDENTITY, UNFINISHED = "identity.json", "identity.json.tmp"
 NAME_LENGTH = 32
 OTHER_SAMPLES = "split identity ("  # part of a difference between fingerprints of other samples
+UNNAMED = "files that the data names, such as pictures, or the library that reads them have changed"
 
 
 @dataclass(frozen=True)
@@ -83,7 +84,7 @@ def other_stores(
 ) -> list[str]:
     """Lists the other stores of this node that may hold the same samples, each by its name and how it differs.
 
-    Stores of other samples count where they are of the same dataset and a part of it that has changed can be named.
+    Stores of other samples count where they are of the same dataset and model.
     """
     own = _path(root, fingerprint, node)
     found = sorted(path.parent for path in root.glob(f"*/{own.parent.name}/{own.name}/{IDENTITY}"))
@@ -96,10 +97,11 @@ def _named(path: Path, difference: str, parts: Mapping[str, str]) -> str:
     """Describes a difference by the names that a user knows; empty for samples of another dataset or model."""
     about = read_about(path)
     known = about.parts if about is not None else {}
-    changed = changed_parts(known, parts) if parts and origin(known) == origin(parts) else []
     if OTHER_SAMPLES not in difference:
         return difference
-    return f"is stale: {', '.join(changed)}" if changed else ""
+    if not parts or origin(known) != origin(parts):
+        return ""
+    return f"is stale: {', '.join(changed_parts(known, parts)) or UNNAMED}"
 
 
 def _path(root: Path, fingerprint: StoreFingerprint, node: int) -> Path:

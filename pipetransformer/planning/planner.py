@@ -170,7 +170,7 @@ class Planner:
             plans = self._feasible(plan, num_frozen, sorted(levels, reverse=True), can_stay)
         others = (next_transition(last, new) for new in plans if stay is None or new != stay.after)
         options = [self._costed(other, remaining) for other in others]
-        return choose_transition(stay, options, remaining.num_steps, _why_invalid(plan, num_frozen))
+        return choose_transition(stay, options, remaining.num_steps, _why_invalid(plan, num_frozen, remaining))
 
     def _levels(self, plan: Plan, num_frozen: int) -> set[int]:
         """Returns the cache levels worth it after a plan: none is worth it only where reading may be slow."""
@@ -345,11 +345,11 @@ def _valid_level(plan: Plan, num_frozen: int) -> int:
     return plan.cache_level if plan.cache_level <= num_frozen else 0
 
 
-def _why_invalid(plan: Plan, num_frozen: int) -> str:
+def _why_invalid(plan: Plan, num_frozen: int, remaining: RemainingRun) -> str:
     """Returns why a plan does not hold for another frozen prefix."""
     first, last = num_frozen + 1, plan.num_frozen
     if first > last:
-        return "the cache is off"
+        return "cache.require=true has all frozen blocks cached" if remaining.must_cache else "the cache is off"
     again = f"block {last} trains again" if first == last else f"blocks {first} to {last} train again"
     is_void = _valid_level(plan, num_frozen) != plan.cache_level
     return again + f", which voids the stored output of block {plan.cache_level}" * is_void

@@ -15,9 +15,10 @@ MAX_READ = 64 << 20  # bytes of a file that is known by its content; a larger on
 MAX_LISTED = 50_000  # files of a folder of pictures that are looked at
 OF_SAMPLES = {
     "dataset": (
-        "augment", "completion", "config", "delimiter", "eval_fraction", "eval_path", "eval_split", "hub",
-        "image", "long", "max_eval_samples", "max_length", "max_train_samples", "prompt", "root", "stride",
-        "task", "text", "tokens", "train_split", "transforms",
+        "augment", "completion", "config", "delimiter", "eval_fraction", "eval_path", "eval_split", "hub", "hub_name",
+        "image", "image_column", "label", "label_column", "label_separator", "labels", "long", "max_eval_samples",
+        "max_length", "max_train_samples", "pack", "prompt", "revision", "root", "sample_by", "separator", "stride",
+        "tags", "task", "text", "tokens", "train_split", "transforms", "validation_fraction", "version_2",
     ),
     "model": ("image_size", "name", "num_channels", "pretrained"),
 }  # fmt: skip

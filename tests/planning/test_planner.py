@@ -281,6 +281,14 @@ def test_a_cache_that_turns_out_slow_is_left_and_not_filled_again(factor: float,
     assert transition(elastic, 4, required, cached).after.cache_level == 4
 
 
+def test_a_plan_that_does_not_read_the_cache_which_is_required_is_left_for_that_reason() -> None:
+    elastic = planner(num_stages=1, num_replicas=4, num_microbatches=1)
+    frozen = elastic.keep(elastic.initial(), 4)
+    filled = transition(elastic, 4, replace(remaining(), must_cache=True), frozen)
+    assert (frozen.cache_level, filled.after.cache_level) == (0, 4)
+    assert filled.reason == "the current plan is no longer valid: cache.require=true has all frozen blocks cached"
+
+
 def test_a_machine_that_is_slow_for_all_kinds_changes_no_plan() -> None:
     elastic = planner()
     first = elastic.initial()

@@ -212,7 +212,7 @@ class HubImages(ImageDataset):
         if self.eval_split == "train":
             raise UserError("dataset.eval_split=train would evaluate on the training data; name another split")
         if self.path is not None:
-            check_classes(folder_classes(Path(self.path), self.eval_split).classes)
+            check_classes(folder_classes(Path(self.path), self.eval_split, self.validation_fraction > 0).classes)
 
     def preflight(self) -> int | None:
         if self.path is None:
@@ -223,7 +223,7 @@ class HubImages(ImageDataset):
 
     def read(self) -> ImageSplits:
         if self.path is not None:
-            return from_folder(Path(self.path), self.eval_split)
+            return from_folder(Path(self.path), self.eval_split, self.validation_fraction > 0)
         assert self.hub_name is not None
         columns = (self.image_column, self.label_column)
         return from_hub(self.hub_name, "train", self.eval_split or "test", columns, IMAGE_FOLDER)

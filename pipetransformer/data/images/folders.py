@@ -152,8 +152,10 @@ def _is_unlabelled(folder: Path, classes: tuple[str, ...]) -> bool:
     )
 
 
-def from_folder(root: Path, eval_split: str | None = None) -> ImageSplits:
+def from_folder(root: Path, eval_split: str | None = None, holds_out: bool = False) -> ImageSplits:
     """Takes ``train/<class>/**`` and the evaluation folder beside it; see :func:`folder_classes`.
+
+    Without that folder the training pictures stand in its place, of which the caller holds some out.
 
     A folder may mix grey and colour, and all of its images are read as colour, upright by their EXIF orientation.
     Files and folders whose names begin with a dot are left out, links to a folder that they lie in, and files that do
@@ -162,32 +164,36 @@ def from_folder(root: Path, eval_split: str | None = None) -> ImageSplits:
     Raises:
         UserError: A folder is missing, or a class has files of which none is an image.
     """
-    folders = folder_classes(root, eval_split)
+    folders = folder_classes(root, eval_split, holds_out)
+    train, of_train = folders.pictures(folders.train)
     evaluation = folders.evaluation
-    assert evaluation is not None
-    (train, of_train), (held_out, of_held_out) = folders.pictures(folders.train), folders.pictures(evaluation)
+    if evaluation is None:
+        return ImageSplits(train, train, folders.train.name, folders.classes, of_train)
+    held_out, of_held_out = folders.pictures(evaluation)
     warnings = *folders.warnings(evaluation.name), *of_train, *of_held_out
     return ImageSplits(train, held_out, evaluation.name, folders.classes, warnings)
 
 
-def folder_classes(root: Path, eval_split: str | None = None) -> ClassFolders:
+def folder_classes(root: Path, eval_split: str | None = None, holds_out: bool = False) -> ClassFolders:
     """Returns the folders of both splits, and the names of the classes; a folder without files is none.
 
     Args:
         root: The folder.
         eval_split: Name of the evaluation folder; ``None``: the first of :data:`EVALUATION` that there is and has
             classes, else the first.
+        holds_out: A part of the training pictures is held out to evaluate on, and the folder need not be there.
 
     Raises:
         UserError: A folder is missing, or the evaluation folder has classes that training lacks.
     """
     train = root / "train"
     found, classes = _evaluation(root, eval_split, EVALUATION, train), _classes(train)
-    if not found or not classes:
-        raise UserError(f"dataset.path={root} is not an image folder; give {IMAGE_FOLDER}")
+    if not classes or not (found or holds_out):
+        part = ", or evaluate on a part of train/ by dataset.validation_fraction=0.1" if classes else ""
+        raise UserError(f"dataset.path={root} is not an image folder; give {IMAGE_FOLDER}{part}")
     evaluation, unlabelled = _first_with_classes(found, classes, eval_split)
     if evaluation is None:  # which is refused where it is needed
-        return ClassFolders(train, found[0], classes)
+        return ClassFolders(train, found[0] if found else None, classes)
     _refuse_unknown(evaluation, "train/", classes)
     return ClassFolders(train, evaluation, classes, unlabelled)
 

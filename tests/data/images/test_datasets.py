@@ -229,6 +229,19 @@ def test_a_damaged_picture_that_is_not_read_does_not_matter(tmp_path: Path) -> N
         HubImages(path=str(tmp_path)).preflight()
 
 
+def test_a_folder_without_test_pictures_is_enough_where_some_are_held_out(tmp_path: Path) -> None:
+    write_colours(tmp_path, "train")
+    for name in ("cat", "dog"):
+        shutil.copy(tmp_path / "train" / name / "0.png", tmp_path / "train" / name / "1.png")
+    tuning = HubImages(path=str(tmp_path), validation_fraction=0.5)
+    tuning.check()
+    assert tuning.preflight() == 2
+    data = tuning.load(ImageFormat(4, None, (0.5,), (0.5,)))
+    assert (len(data.train), [split.name for split in data.evaluation]) == (2, ["validation"])
+    with pytest.raises(ValueError, match=r"not an image folder; .*, or evaluate on a part of train/ by dataset\.val"):
+        HubImages(path=str(tmp_path)).check()
+
+
 @pytest.mark.parametrize("colour_first", [False, True])
 @pytest.mark.parametrize("limit", [None, 1])
 def test_hub_data_with_any_colour_is_colour_in_all_splits(
