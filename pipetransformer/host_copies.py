@@ -35,6 +35,13 @@ def empty_for(device: torch.device, size: int, dtype: torch.dtype) -> Tensor:
     return torch.empty(size, dtype=dtype, pin_memory=device.type == "cuda")
 
 
+def trim_pinned() -> None:
+    """Gives pinned memory that is free back to the system; torch keeps it for the next use."""
+    empty = getattr(torch.accelerator, "empty_host_cache", None)  # earlier releases of torch have none
+    if torch.cuda.is_initialized() and empty is not None:
+        empty()
+
+
 class HostCopies:
     """Copies of a device's tensors to host memory, all under way at a time, with one wait at the end."""
 
@@ -70,7 +77,8 @@ class Upload:
     """
 
     def __init__(self, tensor: Tensor, device: torch.device) -> None:
-        self._tensor, self._event = tensor, None
+        self._tensor: Tensor | None = tensor
+        self._event: torch.cuda.Event | None = None
         if device.type == "cuda":
             with torch.cuda.stream(copy_stream(device, "up")):  # also in a thread that has no device of its own
                 self._tensor = tensor.to(device, non_blocking=True)
@@ -78,12 +86,14 @@ class Upload:
                 self._event.record()
 
     def take(self) -> Tensor:
-        """Returns it on the device. Work that the device is given from here on waits for it; the host does not."""
+        """Hands it over on the device, once. What the device does from here on waits for it; the host does not."""
+        tensor, self._tensor = self._tensor, None  # what lives on to wait for the host memory holds no device memory
+        assert tensor is not None, "it has been taken"
         if self._event is not None:
-            stream = torch.cuda.current_stream(self._tensor.device)
+            stream = torch.cuda.current_stream(tensor.device)
             stream.wait_event(self._event)
-            self._tensor.record_stream(stream)  # its memory was given out for the other stream
-        return self._tensor
+            tensor.record_stream(stream)  # its memory was given out for the other stream
+        return tensor
 
     def wait(self) -> None:
         """Waits until the host memory may be written again."""

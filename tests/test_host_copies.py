@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from pipetransformer.host_copies import Download, HostCopies, Upload, empty_for, to_device
+from pipetransformer.host_copies import Download, HostCopies, Upload, empty_for, to_device, trim_pinned
 
 GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
 DEVICES = [torch.device("cpu"), pytest.param(torch.device("cuda", 0), marks=GPU)]
@@ -41,8 +41,23 @@ def test_what_is_uploaded_arrives_and_its_memory_can_be_written_again(device: to
         upload = Upload(buffer, device)
         arrived = upload.take()
         upload.wait()
+        with pytest.raises(AssertionError, match="has been taken"):  # it holds no memory of the device
+            upload.take()
         assert arrived.device == device
         assert torch.equal(arrived.cpu(), NUMBERS.flatten() * factor)
+
+
+@pytest.mark.parametrize("is_initialized", [True, False])
+def test_free_pinned_memory_goes_back_where_there_is_a_gpu(
+    is_initialized: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given_back = list[bool]()
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: is_initialized)
+    monkeypatch.setattr(torch.accelerator, "empty_host_cache", lambda: given_back.append(True), raising=False)
+    trim_pinned()
+    assert given_back == [True] * is_initialized
+    monkeypatch.delattr(torch.accelerator, "empty_host_cache")
+    trim_pinned()  # as on an earlier release
 
 
 @pytest.mark.parametrize("device", DEVICES)

@@ -14,10 +14,10 @@ from torch import Tensor
 
 from pipetransformer.autocache.source import Compute, SampleSource
 from pipetransformer.autocache.store import FeatureStore
+from pipetransformer.autopipe.memory import BATCHES_AHEAD
 from pipetransformer.host_copies import Upload, empty_for, to_device
 
-DEPTH = 2  # batches that are prefetched
-NUM_BUFFERS = DEPTH + 2  # the previous batch may still be on its way to the device
+NUM_BUFFERS = BATCHES_AHEAD + 2  # the previous batch may still be on its way to the device
 
 R = TypeVar("R")
 Result = TypeVar("Result")
@@ -89,7 +89,7 @@ class FeatureReader:
     def prefetch(self, requests: Iterator[Request]) -> None:
         """Prefetches requests in their order. Any other request can still be read, and ends the prefetching."""
         self.stop_prefetching()
-        self._prefetcher = Prefetcher(self._fetch, requests, DEPTH, self.device)
+        self._prefetcher = Prefetcher(self._fetch, requests, BATCHES_AHEAD, self.device)
 
     def stop_prefetching(self) -> None:
         """Ends the prefetching thread."""

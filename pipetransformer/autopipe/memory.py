@@ -11,6 +11,7 @@ from pipetransformer.autopipe.plan import Plan, Stages, layer_above
 from pipetransformer.autopipe.profile import PrefixSums, Profile
 from pipetransformer.autopipe.schedules import SCHEDULES, Moment
 
+BATCHES_AHEAD = 2  # that are read from the cache besides the one of the step
 BUCKET_BYTES = 1 << 20  # small gradients are all-reduced together; larger ones in place
 
 
@@ -43,6 +44,7 @@ class MemoryCosts:
     - the inputs and targets of all micro-batches;
     - for each micro-batch the buffers of the tensor from below and of its gradient, of the gradient from above, and
       while it is in flight of the output. The output of a frozen layer gets no gradient;
+    - where the cache is read, the batches that are read ahead;
     - the budget of chunks in place of weights, gradients and optimizer state, where those lie in host memory;
     - where the cache is partial, the weights of the cached layers, whole ones on a mesh too, and of chunks those of one
       layer at a time; and before the step the working memory of one of them for all samples of the replica.
@@ -87,7 +89,7 @@ class MemoryCosts:
         copied = profile.copied_bytes or (0,) * len(layers)
         self._copied = PrefixSums(num_bytes * on * here for num_bytes, (_, on) in zip(copied, layers, strict=True))
         self._may_have_ddp = profile.copied_bytes is None and here
-        self._input = profile.input_bytes
+        self._input, self._ahead = profile.input_bytes, BATCHES_AHEAD * (cache_level > 0)
         # one size for all boundaries, so that a shorter stage never needs more
         self._boundary = max(layer.most_output_bytes for layer in profile.layers[:-1])
 
@@ -117,7 +119,8 @@ class MemoryCosts:
         for index, (first, last) in enumerate(stages):
             sent = max(moment.in_flight[index] for moment in moments) + num_microbatches * (last >= self._first_active)
             received = num_microbatches * (1 + (first > self._first_active))
-            num_tensors += (first > 0) * received + (last < self._head) * sent
+            ahead = num_microbatches * self._ahead * (first == self._first)
+            num_tensors += (first > 0) * received + (last < self._head) * sent + ahead
         missing = self._missing * num_microbatches * num_samples
         running = max(missing, after, *(at(moment, loads) for moment in moments))
         inputs = self._input * num_samples * num_microbatches
@@ -160,7 +163,7 @@ class MemoryCosts:
             activations = (kept if is_active else self._forward[layer]) * num_samples
             made = self._gradients(layer + 1, self._head) * is_active if num_microbatches == 1 else gradients
             peak = max(peak, below + 2 * own + above + activations + made / num_devices)
-        inputs = self.buffer_bytes((first > 0) * num_microbatches, num_samples)
+        inputs = self.buffer_bytes((first > 0) * num_microbatches * (1 + self._ahead), num_samples)
         casts = self._casts(first, self._head)
         return ceil(self._lasting(0, self._head) / num_devices + casts + peak + inputs)
 

@@ -15,6 +15,7 @@ from torch.optim import Optimizer
 from pipetransformer.autodp.topology import Topology
 from pipetransformer.autodp.transition import Placement, Transition, first_transition, next_transition
 from pipetransformer.autopipe.plan import Plan
+from pipetransformer.host_copies import trim_pinned
 from pipetransformer.models.stack import LayerStack
 from pipetransformer.optim.base import OptimizerSpec
 from pipetransformer.runtime import gradients, host_memory
@@ -163,6 +164,7 @@ class ElasticRuntime(HeldModel):
             parameter.grad = None
         gc.collect()  # DDP sits in reference cycles, and its hooks would still fire on the parameters
         host_memory.trim()
+        trim_pinned()
 
     def _rebuild(self, resolved: ResolvedTopology) -> None:
         topology, plan, stack = resolved.topology, resolved.plan, self.resident.stack

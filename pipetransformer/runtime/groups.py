@@ -130,6 +130,12 @@ class ProcessGroups:
             destroy_group(group)
 
 
+def backend_of(device_type: str, group: ProcessGroup | None = None) -> str | None:
+    """Returns the backend of a process group for a type of device, as gloo; ``None`` where it has none."""
+    backends = (each.partition(":") for each in dist.get_backend_config(group).split(","))
+    return {kind: backend for kind, _, backend in backends}.get(device_type)
+
+
 def destroy_group(group: ProcessGroup | None = None) -> None:
     """Destroys a process group, by default that of the world.
 
@@ -137,7 +143,7 @@ def destroy_group(group: ProcessGroup | None = None) -> None:
     left to the end of the process, so that the error is told. Kernels of a world of one rank wait for no other, and a
     script may go on with a world of another device.
     """
-    waits = dist.get_backend(group) == "nccl" and dist.get_world_size() > 1
+    waits = backend_of("cuda", group) == "nccl" and dist.get_world_size() > 1
     if not waits or sys.exception() is None:
         dist.destroy_process_group(group)
 

@@ -119,5 +119,4 @@ class MeshStage(Stage):
             return x
         most = max(sizes)
         padded = all_gather(F.pad(x, (0, 0, 0, most - x.shape[1])), axis, 1)
-        kept = [torch.arange(size) + rank * most for rank, size in enumerate(sizes)]
-        return padded[:, torch.cat(kept).to(x.device)]
+        return torch.cat([part[:, :size] for part, size in zip(padded.split(most, 1), sizes, strict=True)], 1)

@@ -5,6 +5,7 @@ from typing import TypeVar
 import torch
 import torch.distributed as dist
 
+from pipetransformer.runtime.groups import backend_of
 from pipetransformer.training.world import LocalRank
 
 Value = TypeVar("Value")
@@ -16,7 +17,7 @@ class WorldCommunicator:
     def __init__(self) -> None:
         self._node = LocalRank.here()
         self.local_rank, self.local_world_size = self._node.local_rank, self._node.local_world_size
-        self._device = torch.device("cuda" if dist.get_backend() == "nccl" else "cpu")
+        self._device = torch.device("cuda" if backend_of("cpu") is None else "cpu")
 
     def broadcast_from_local_leader(self, value: Value) -> Value:
         gathered = self.all_gather((self._node.index, self.local_rank, value))

@@ -16,7 +16,7 @@ import torch.distributed as dist
 from pipetransformer.config.sections import Parallel
 from pipetransformer.cores import num_cores, processor_name
 from pipetransformer.errors import UserError
-from pipetransformer.runtime.groups import batch_scheduled, destroy_group
+from pipetransformer.runtime.groups import backend_of, batch_scheduled, destroy_group
 from pipetransformer.training.meeting import meet
 
 
@@ -30,10 +30,13 @@ def open_world(parallel: Parallel) -> Iterator[torch.device]:
         The device of this rank.
 
     Raises:
-        UserError: There are fewer GPUs than ranks on this node, or another number of ranks than `world_size` asks for.
+        UserError: There are fewer GPUs than ranks on this node, another number of ranks than `world_size` asks for, or
+            a world that does not exchange the tensors of the device.
     """
     device, is_there = _own_device(parallel.device), dist.is_initialized()
-    if not is_there:
+    if is_there:
+        _check_backend(device.type)
+    else:
         _listen_on_loopback()
         backend, timeout = "nccl" if device.type == "cuda" else "gloo", timedelta(seconds=parallel.timeout_s)
         if "RANK" in os.environ:  # a launcher has started this process
@@ -52,6 +55,16 @@ def open_world(parallel: Parallel) -> Iterator[torch.device]:
     finally:
         if not is_there:
             destroy_group()
+
+
+def _check_backend(device_type: str) -> None:
+    """Raises UserError where the world that a script has made has no backend for the device, or for a GPU gloo."""
+    found, wanted = backend_of(device_type), "nccl" if device_type == "cuda" else "gloo"
+    if dist.get_world_size() > 1 and found in (None, "gloo") and found != wanted:
+        raise UserError(
+            f"the ranks train on {device_type}, and their process group exchanges {dist.get_backend_config()}; give "
+            f'init_process_group the backend "{wanted}", or the trainer another `device`'
+        )
 
 
 def _listen_on_loopback() -> None:

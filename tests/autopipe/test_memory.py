@@ -3,7 +3,7 @@ from typing import Any
 
 import pytest
 
-from pipetransformer.autopipe.memory import device_memory_bytes
+from pipetransformer.autopipe.memory import BATCHES_AHEAD, device_memory_bytes
 from pipetransformer.autopipe.plan import Plan, Stages, layer_above
 from pipetransformer.autopipe.profile import AffineTime, LayerProfile, LayerShard, MeshProfile, Profile, Traffic
 from pipetransformer.mesh import StageMesh
@@ -113,8 +113,16 @@ def test_replicas_of_the_whole_model_have_buckets_and_those_of_stages_sum_after_
     assert taken(whole, 1, copies) == (4 * (3000 + 1000) + 4 * 500,), "a bucket of what ranks of a mesh have twice"
 
 
-def test_what_is_read_from_the_cache_takes_memory_as_an_input() -> None:
-    assert device_memory_bytes(PROFILE, Plan(2, 2, ((3, 3),), 1, 1), batch_size=5) == (4000 + 5 * 7 + 5 * 3,)
+def test_what_is_read_from_the_cache_takes_memory_as_an_input_and_so_does_what_is_read_ahead() -> None:
+    features = 5 * 3 * (1 + BATCHES_AHEAD)
+    assert device_memory_bytes(PROFILE, Plan(2, 2, ((3, 3),), 1, 1), batch_size=5) == (4000 + 5 * 7 + features,)
+
+
+def test_the_first_of_two_stages_alone_reads_ahead() -> None:
+    """Both have weights, gradient and state; the first one's features, the input of the other, and their gradients."""
+    reading, other = device_memory_bytes(PROFILE, Plan(1, 1, ((2, 2), (3, 3)), 1, 1), batch_size=5)
+    first, second = 5 * 3 * (1 + BATCHES_AHEAD + 2), 5 * 3 * 2
+    assert (reading, other) == (4000 + 5 * 7 + first, 4000 + 5 * 7 + second)
 
 
 CUBE = StageMesh(tp=2, algorithm="3d")  # of whose ranks each computes one of two rows that it reads

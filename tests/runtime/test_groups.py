@@ -142,13 +142,14 @@ def test_all_groups_are_closed_at_the_end_also_after_a_failure(
 
 
 @pytest.mark.parametrize(("backend", "world", "fails", "is_destroyed"), [
-    ("gloo", 2, True, True), ("nccl", 2, False, True), ("nccl", 2, True, False), ("nccl", 1, True, True),
+    ("cpu:gloo,cuda:gloo", 2, True, True), ("cuda:nccl", 2, False, True), ("cuda:nccl", 2, True, False),
+    ("cpu:gloo,cuda:nccl", 2, True, False), ("cuda:nccl", 1, True, True),
 ])  # fmt: skip
 def test_a_rank_that_fails_does_not_wait_for_the_kernels_of_nccl(
     backend: str, world: int, fails: bool, is_destroyed: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     destroyed: list[object] = []
-    monkeypatch.setattr(dist, "get_backend", lambda _: backend)
+    monkeypatch.setattr(dist, "get_backend_config", lambda _: backend)
     monkeypatch.setattr(dist, "get_world_size", lambda: world)
     monkeypatch.setattr(dist, "destroy_process_group", destroyed.append)
     with pytest.raises(ZeroDivisionError) if fails else nullcontext():

@@ -14,7 +14,8 @@ from support.nodes import free_port, sums_of_worlds
 from support.pool import Pool
 
 from pipetransformer.config.sections import Parallel
-from pipetransformer.training import meeting
+from pipetransformer.errors import UserError
+from pipetransformer.training import meeting, world
 from pipetransformer.training.world import limit_threads, open_world
 
 
@@ -53,6 +54,28 @@ def test_a_world_on_one_node_keeps_to_loopback(
 def test_a_script_may_open_one_world_after_the_other(pool: Pool) -> None:
     """Rank 0 holds their store, as where no torchrun does; rank 1 may come while rank 0 still leaves the first."""
     assert pool.run(2, sums_of_worlds, free_port(), 3) == [[4.0] * 3] * 2
+
+
+@pytest.mark.parametrize(
+    ("config", "device_type", "world_size", "wanted"),
+    [
+        ("cuda:nccl", "cpu", 2, "gloo"),  # which has nothing for it
+        ("cpu:gloo,cuda:gloo", "cuda", 2, "nccl"),  # stages send nothing of a GPU by gloo
+        ("cpu:gloo,cuda:nccl", "cuda", 2, None),
+        ("cpu:gloo", "cpu", 2, None),
+        ("cpu:gloo,cuda:gloo", "cuda", 1, None),  # one rank sends nothing
+    ],
+)
+def test_a_world_that_does_not_exchange_what_the_device_has_is_refused(
+    config: str, device_type: str, world_size: int, wanted: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dist, "get_backend_config", lambda _=None: config)
+    monkeypatch.setattr(dist, "get_world_size", lambda: world_size)
+    monkeypatch.setattr(dist, "is_initialized", lambda: True)
+    monkeypatch.setattr(world, "_own_device", lambda _: torch.device(device_type))
+    told = pytest.raises(UserError, match=f'"{wanted}"') if wanted else contextlib.nullcontext()
+    with told, open_world(Parallel()) as device:
+        assert device.type == device_type
 
 
 def test_worlds_of_a_script_share_a_store_and_no_keys(monkeypatch: pytest.MonkeyPatch) -> None:
