@@ -40,8 +40,8 @@ Scores the model of a run, or of one of its checkpoints, in one process; prints 
                      names also as prediction_label and target_label
   out=<folder>       where to; by default <run folder>/evaluation
   Further options are the run's: dataset.path=..., dataset.max_eval_samples=..., batch_size=...
-  All of a file dataset.path= is scored, where it is other data than the run's, and all of what dataset.eval_split= or
-  dataset.eval_path= names."""
+  All of a file dataset.path= is scored, where it is other data than the run's, by its content, and all of what
+  dataset.eval_split= or dataset.eval_path= names."""
 
 PREDICT_HELP = """\
 Predicts samples without labels by the model of a run, or of one of its checkpoints, in one process.
@@ -54,7 +54,8 @@ Predicts samples without labels by the model of a run, or of one of its checkpoi
                   each line; questions: these with columns question and context, or SQuAD's .json; pictures: a folder,
                   a file, a .txt list of files, or where the run's data is a table one with its column of pictures
   output=<file>   a new .csv or .jsonl file: for each sample its class with the probability of each, its value or its
-                  answer; row counts from 0, in a .txt file all lines, of which blank ones have no prediction
+                  answer; row counts from 0, in a .txt file all lines, of which blank ones have no prediction, and
+                  pictures that no table lists have their file in its place
   step=<number>   step of a checkpoint; by default that of the saved model, or the newest one that is whole
   Further options are the run's: batch_size=..., dataset.max_length=..."""
 
