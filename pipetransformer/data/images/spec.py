@@ -13,7 +13,7 @@ import numpy as np
 from pipetransformer.data.base import Data, DatasetSpec, ImageFormat, TextFormat
 from pipetransformer.data.images.folders import unlabelled_files
 from pipetransformer.data.images.mixing import MODES, Mixing
-from pipetransformer.data.images.sources import ImageSource
+from pipetransformer.data.images.sources import ImageSource, refuse_damaged
 from pipetransformer.data.images.split import ImageSplit
 from pipetransformer.data.images.transforms import ImageTransforms, mirrors_alone, parse_transforms
 from pipetransformer.data.tasks import MULTI_LABEL, Task, image_classification
@@ -115,8 +115,7 @@ class PictureSpec(DatasetSpec, ABC):
     def unlabelled(self, source: Path, wanted: ImageFormat | TextFormat, head: Head) -> Unlabelled:
         assert isinstance(wanted, ImageFormat)
         names, pictures = self._unlabelled_pictures(source)
-        if errors := pictures.errors():
-            raise UserError(errors[0])
+        refuse_damaged([pictures], most=len(pictures))  # each of them is predicted
         task = image_classification(head.num_outputs, head.labels)
         transforms = ImageTransforms(parse_transforms(self.transforms), wanted.size, wanted.mean)
         split = ImageSplit("input", pictures, wanted, task, transforms=transforms.fixed())

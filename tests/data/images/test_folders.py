@@ -9,6 +9,7 @@ from pipetransformer.data.images.datasets import HubImages
 from pipetransformer.data.images.folders import from_folder, unlabelled_files
 from pipetransformer.data.images.table import TableImages
 from pipetransformer.errors import UserError
+from pipetransformer.models.base import Head
 
 
 def write_folder(root: Path, **splits: dict[str, list[tuple[int, int, int]]]) -> Path:
@@ -35,6 +36,13 @@ def test_a_table_of_pictures_to_predict_is_no_list_of_files(tmp_path: Path) -> N
     (tmp_path / "some.csv").write_text("file,label\na.png,1\n")
     with pytest.raises(UserError, match=r"some\.csv is a table, and the data of the run has none; give a folder"):
         unlabelled_files(tmp_path / "some.csv")
+
+
+def test_pictures_to_predict_that_are_damaged_are_counted(tmp_path: Path) -> None:
+    for name in ("a.png", "b.png"):
+        (tmp_path / name).write_bytes(b"hello")
+    with pytest.raises(UserError, match=r"a\.png cannot be read as a picture .*; 1 more cannot be read"):
+        HubImages(path="away").unlabelled(tmp_path, ImageFormat(size=4), Head("image", 2, ("cat", "dog")))
 
 
 def test_a_folder_gives_classes_in_alphabetical_order(tmp_path: Path) -> None:
