@@ -95,6 +95,10 @@ class Upload:
             tensor.record_stream(stream)  # its memory was given out for the other stream
         return tensor
 
+    def drop(self) -> None:
+        """Lets its memory of the device go, which nobody takes."""
+        self._tensor = None
+
     def wait(self) -> None:
         """Waits until the host memory may be written again."""
         if self._event is not None:

@@ -96,6 +96,8 @@ class FeatureReader:
         if self._prefetcher is not None:
             self._prefetcher.close()
             self._prefetcher = None
+            for upload in filter(None, self._uploads):
+                upload.drop()
 
     def read(self, request: Request) -> Tensor:
         """Reads features (B, num_tokens, D) to the device.

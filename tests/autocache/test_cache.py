@@ -1,6 +1,7 @@
 """Levels: filled once, each computed from the one below, in its place; what has no room is computed when it is read."""
 
 import threading
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -19,6 +20,7 @@ from pipetransformer.autocache.reader import Request
 from pipetransformer.autocache.source import SampleSource
 from pipetransformer.autocache.store import FeatureStore
 from pipetransformer.errors import StoreFailed
+from pipetransformer.host_copies import Upload
 
 ALL = np.arange(len(LENGTHS))
 
@@ -227,6 +229,32 @@ def test_a_batch_stays_as_it_is_while_the_next_ones_are_read_ahead(cache: AutoCa
     cache.reader.read(requests[1])
     cache.reader.stop_prefetching()
     assert torch.equal(present, kept)
+
+
+def test_a_device_has_the_batch_of_the_step_and_those_read_ahead_alone(
+    cache: AutoCache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A copy stands for the memory of a device, which the plan has room for."""
+    copies: list[weakref.ref[Tensor]] = []
+
+    class Copied(Upload):
+        def __init__(self, tensor: Tensor, device: torch.device) -> None:
+            copy = tensor.clone()
+            copies.append(weakref.ref(copy))
+            super().__init__(copy, device)
+
+    monkeypatch.setattr("pipetransformer.autocache.reader.Upload", Copied)
+    source = make_source([])
+    cache.advance(1, [(source, ALL)], lambda x, _: x)
+    cache.start_reading(None)
+    requests = [Request(source, np.array([sample]), 5) for sample in ALL]
+    cache.reader.prefetch(iter(requests))
+    for request in requests[:2]:
+        present = cache.reader.read(request)
+    assert copies[0]() is None, "of the step before"
+    cache.reader.stop_prefetching()
+    (left,) = (copy for copy in copies if copy() is not None)
+    assert left() is present, "nobody takes the others"
 
 
 def test_time_spent_waiting_is_counted(cache: AutoCache, monkeypatch: pytest.MonkeyPatch) -> None:
