@@ -47,28 +47,53 @@ def wait_for_a_cached_step(process: subprocess.Popen[str]) -> None:
     raise AssertionError("the run ended by itself")
 
 
+@pytest.mark.thinned("Ctrl-C")
+@pytest.mark.parametrize(
+    ("number", "exit_code", "status"),
+    [(signal.SIGINT, 130, "interrupted"), (signal.SIGHUP, 75, "requeue")],
+    ids=["Ctrl-C", "closed terminal"],
+)
 def test_an_interrupted_run_leaves_nothing_but_its_record(
-    tmp_path: Path, passing: Path, monkeypatch: pytest.MonkeyPatch
+    number: signal.Signals, exit_code: int, status: str, tmp_path: Path, passing: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TMPDIR", str(passing))
     with started(tmp_path, TRAIN, *ENDLESS) as (process, mark):
         wait_for_a_cached_step(process)
         pids = processes(mark)
         assert len(pids) >= 3, "the parent and two workers"
-        os.killpg(process.pid, signal.SIGINT)  # as Ctrl-C does
+        os.killpg(process.pid, number)
         _, err = process.communicate(timeout=TIMEOUT_S)
         wait_until_gone(mark)
-    assert process.returncode == 130
+    assert process.returncode == exit_code
     assert err.splitlines() == ["the run is saved; resume=run goes on with it"]
     assert not list(passing.iterdir())
     assert not [name for name in os.listdir("/dev/shm") for pid in pids if str(pid) in name]
     summary = Job(tmp_path / "run", error="").summary
-    assert summary["status"] == "interrupted"
+    assert summary["status"] == status
     assert summary["optimizer_steps"] == read_manifest(CheckpointFolder(tmp_path / "run" / FOLDER).published()[-1]).step
     assert summary["model"] == {"folder": str(tmp_path / "run" / "model"), "step": summary["optimizer_steps"]}
     assert timm.create_model(f"local-dir:{tmp_path / 'run' / 'model'}", pretrained=True) is not None
     frozen = [plan["num_frozen"] for plan in summary["plans"]]  # the first steps of a plan may lead to another one
     assert list(dict.fromkeys(frozen))[:2] == [0, 1]
+
+
+def test_the_launcher_hands_a_closed_terminal_on_as_sigterm_unless_it_is_to_outlive_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[int] = []
+    monkeypatch.setattr(elastic.multiprocessing, "active_children", lambda: [mock.Mock(pid=7)])
+    monkeypatch.setattr(os, "kill", lambda _, number: told.append(number))
+    with elastic.forwarded_signals(tmp_path) as came:
+        signal.raise_signal(signal.SIGHUP)
+    assert (came, told) == ([signal.SIGHUP], [signal.SIGTERM])
+    monkeypatch.setattr(signal, "getsignal", lambda _: signal.SIG_IGN)  # as by nohup
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with elastic.forwarded_signals(tmp_path) as came:
+            signal.raise_signal(signal.SIGHUP)
+        assert came == []
+    finally:
+        signal.signal(signal.SIGHUP, before)
 
 
 @pytest.mark.parametrize("number", interrupt.SIGNALS)

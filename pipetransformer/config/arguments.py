@@ -174,6 +174,8 @@ def explain(error: Exception) -> str:
 
 def unwritable(error: OSError) -> str:
     """Returns one line about a run folder that Hydra cannot make, or that cannot be written."""
+    if error.filename is None:  # of no file: semaphores of processes
+        return f"the system refuses what a run needs ({error}); its processes share semaphores, which lie in /dev/shm"
     return f"the run folder cannot be written ({error}); name another one by hydra.run.dir= or hydra.sweep.dir="
 
 

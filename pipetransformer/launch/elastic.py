@@ -31,7 +31,7 @@ from pipetransformer.launch.run_dir import tell_where_weights_are
 from pipetransformer.parent_process import end_unheard
 from pipetransformer.report.event_log import SUMMARY, write_json
 from pipetransformer.report.reporter import print_line
-from pipetransformer.training.interrupt import QUIT, SAME_S, SIGNALS, is_requested
+from pipetransformer.training.interrupt import HANGUP, QUIT, SAME_S, SIGNALS, is_requested
 
 NOISY = ("torch.distributed.elastic", "torch.multiprocessing", "torch.distributed.launcher")
 STOPPED = ("interrupted", "requeue")
@@ -172,11 +172,13 @@ def forwarded_signals(folder: Path) -> Iterator[list[int]]:
         for child in multiprocessing.active_children():
             if child.pid is not None:
                 with suppress(ProcessLookupError):
-                    os.kill(child.pid, number)
+                    os.kill(child.pid, signal.SIGTERM if number == HANGUP else number)
         if time.monotonic() - first_s > SAME_S:
             raise KeyboardInterrupt  # a second one, whatever the ranks are busy with
 
-    before = {each: signal.signal(each, forward) for each in SIGNALS}
+    outlives_terminal = signal.getsignal(HANGUP) == signal.SIG_IGN  # as by nohup
+    handled = SIGNALS if outlives_terminal else (*SIGNALS, HANGUP)
+    before = {each: signal.signal(each, forward) for each in handled}
     try:
         yield came
     finally:

@@ -25,7 +25,7 @@ from pathlib import Path
 
 from pipetransformer.cores import num_cores
 from pipetransformer.parent_process import LAUNCHER
-from pipetransformer.training.interrupt import SIGNALS
+from pipetransformer.training.interrupt import HANGUP, SIGNALS
 
 PRELOAD = ("pipetransformer.launch.server", "pipetransformer.training.run", "scipy.stats", "sklearn.metrics")
 THREADS, OWN_THREADS = "OMP_NUM_THREADS", "PIPETRANSFORMER_NUM_THREADS"
@@ -63,7 +63,7 @@ def preload(device: str, num_ranks: int, libraries: Iterable[str]) -> None:
         context.set_forkserver_preload([*PRELOAD, *libraries])
         os.environ[LAUNCHER] = str(os.getpid())
         # inherited by the server and by the resource tracker, which would end, or print a traceback
-        before = {each: signal.signal(each, signal.SIG_IGN) for each in SIGNALS}
+        before = {each: signal.signal(each, signal.SIG_IGN) for each in (*SIGNALS, HANGUP)}
         try:
             with _importable():
                 forkserver.ensure_running()
@@ -99,6 +99,7 @@ def restore_signals() -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)
     for each in (signal.SIGTERM, signal.SIGUSR1):
         signal.signal(each, signal.SIG_DFL)
+    signal.signal(HANGUP, signal.SIG_IGN)  # as in the server; a spawned rank has none
 
 
 @cache

@@ -34,6 +34,7 @@ from pipetransformer.report.reporter import print_phase
 
 RANKS_PER_CORE = 16  # more only wait for each other
 MEMORY_PER_RANK = 128 * 2**20  # bytes of a forked rank that it shares with no other, and of a very small model
+FEWEST_DESCRIPTORS = 64  # of a run of one rank
 DESCRIPTORS_PER_RANK = 8  # of the launcher: queue, pipes and log files of each rank
 DESCRIPTORS_SENT_PER_RANK, MOST_DESCRIPTORS_SENT = 2, 250  # to each forked process, in one message
 _numbers = count(1)  # of the runs of this process whose folder has no name
@@ -234,6 +235,11 @@ def check_world_size(world_size: int | None) -> None:
     """
     cores, descriptors = num_cores(), resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    if descriptors < FEWEST_DESCRIPTORS:
+        raise UserError(
+            f"this process may have {descriptors} files open, and a run takes {FEWEST_DESCRIPTORS} at least; raise the "
+            "limit by ulimit -n 1024"
+        )
     limit = min(
         RANKS_PER_CORE * cores,
         memory // MEMORY_PER_RANK,

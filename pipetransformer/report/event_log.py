@@ -72,6 +72,8 @@ def read_lines(path: Path) -> Iterator[Values]:
             try:
                 values = _parse(line)
             except (ValueError, RecursionError) as error:
+                if not line.endswith(b"\n"):  # the last one, of a run that goes on or was killed
+                    return
                 raise UserError(
                     f"{path} line {number} is incomplete ({first_line(error)}); remove this line to read the rest"
                 ) from error

@@ -14,7 +14,7 @@ from typing import IO, Any
 
 from pipetransformer.errors import UserError
 from pipetransformer.report.secrets import redact, redact_event
-from pipetransformer.report.sinks import BEFORE_THE_STEPS, EVENTS, EventName, Sink, Sinks, Spared
+from pipetransformer.report.sinks import BEFORE_THE_STEPS, EVENTS, EventName, Sink, Sinks, Spared, Unheard, unheard
 
 ERASE_LINE = "\r\x1b[2K"  # for the line that a terminal's cursor is on
 
@@ -135,7 +135,7 @@ def open_report(
     write_json(run_dir / ENVIRONMENT, environment())
     tracker = logger.open(run_dir, redact(config), sweep, resumed)
     log = JsonLines(run_dir / EVENT_LOG, goes_on=resumed is not None)
-    view = open_console(console)
+    view = Unheard(open_console(console))
     shown = Sinks([log, view])
     return Reporter([log, view, Spared(tracker, lambda told: shown.write("warning", redact_event({"message": told})))])
 
@@ -155,18 +155,20 @@ def open_console(options: ConsoleOptions) -> Sink:
 
 def print_phase(message: str) -> None:
     """Prints a phase as the console would, in a process without a report: the launcher. Imports nothing."""
-    if sys.stdout.isatty():
-        show_phase(message, sys.stdout, shutil.get_terminal_size().columns)
-    else:
-        print(f"[{datetime.now():%H:%M:%S}] {message} ...", flush=True)
+    with unheard():
+        if sys.stdout.isatty():
+            show_phase(message, sys.stdout, shutil.get_terminal_size().columns)
+        else:
+            print(f"[{datetime.now():%H:%M:%S}] {message} ...", flush=True)
 
 
 def print_line(message: str) -> None:
     """Prints a line that stays, in a process without a report."""
-    if sys.stdout.isatty():
-        erase_phase(sys.stdout)
     stamp = "" if sys.stdout.isatty() else f"[{datetime.now():%H:%M:%S}] "
-    print(f"{stamp}{message}", flush=True)
+    with unheard():
+        if sys.stdout.isatty():
+            erase_phase(sys.stdout)
+        print(f"{stamp}{message}", flush=True)
 
 
 def show_phase(message: str, terminal: IO[str], width: int) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 import math
+import os
+import sys
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
@@ -68,6 +70,41 @@ class LoggedWarnings(Sink):
 
     def close(self) -> None:
         pass
+
+
+@contextmanager
+def unheard() -> Iterator[None]:
+    """Goes on where standard output takes no more, as a pipe that has ended or a lost terminal, and lets it be lost."""
+    try:
+        yield
+    except OSError:
+        with suppress(OSError, ValueError):  # it is no file
+            null = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(null, sys.stdout.fileno())
+            os.close(null)
+
+
+class Unheard(Sink):
+    """A view of standard output that costs no run: the event log has all that it shows.
+
+    Args:
+        sink: Shows the events.
+    """
+
+    def __init__(self, sink: Sink) -> None:
+        self._sink = sink
+
+    def write(self, event: EventName, values: Values) -> None:
+        with unheard():
+            self._sink.write(event, values)
+
+    def flush(self) -> None:
+        with unheard():
+            self._sink.flush()
+
+    def close(self) -> None:
+        with unheard():
+            self._sink.close()
 
 
 class Sinks(Sink):

@@ -8,6 +8,7 @@ Ranks agree by the sums of a step, its loss among them, one step ahead, so that 
 
 from __future__ import annotations
 
+import errno
 import math
 import os
 import time
@@ -145,7 +146,9 @@ class Checkpoints:
     def _report_end(self, written: Written) -> None:
         if written.path is None:
             message, last = f"the checkpoint of step {written.step} was not written: {written.error}", self._last()
-            self._report.write("warning", message=f"{message}; make room in {self.folder.path}, where {last}")
+            is_full = any(os.strerror(number) in written.error for number in (errno.ENOSPC, errno.EDQUOT))
+            where = f"make room in {self.folder.path}, where" if is_full else f"in {self.folder.path}"
+            self._report.write("warning", message=f"{message}; {where} {last}")
             return
         if written.error:
             message = f"checkpoints that need not stay could not be removed ({written.error}); remove them by hand"

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from types import FrameType
 
 QUIT = signal.SIGINT
+HANGUP = signal.SIGHUP  # of a terminal, to all its processes: the launcher alone hears it, and hands SIGTERM on
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
 SAME_S = 1.0  # a terminal sends a signal to the launcher and to the ranks, and the launcher forwards it
 

@@ -163,6 +163,8 @@ def _find_weights(run_dir: Path, step: int | None) -> _Weights:
     model, own_step = saved_model(run_dir)  # without a step: the run has not ended, or saved none
     opened = open_checkpoints(run_dir / FOLDER)
     found, problems = newest_whole(opened, own_step if step is None else step, problem_with)
+    if found is None and step is None and not model.is_dir():  # that of the run's end is damaged, or gone
+        found, problems = newest_whole(opened, None, problem_with)
     if found is None and step is not None:
         steps = [str(manifest.step) for _, manifest in opened if isinstance(manifest, Manifest)]
         told = "; ".join([f"it has {', '.join(steps) or 'none'}", *problems])

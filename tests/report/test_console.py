@@ -2,6 +2,8 @@
 
 import io
 import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +11,7 @@ import pytest
 import rich.console
 
 from pipetransformer.report import run_folder
+from pipetransformer.report.event_log import EVENT_LOG, read_lines
 from pipetransformer.report.plain import PlainLog
 from pipetransformer.report.reporter import (
     ERASE_LINE,
@@ -188,6 +191,35 @@ def test_a_resumed_run_knows_the_best_metric_of_the_time_before(
     lines = [line for line in printed([resume, *evaluations(0.5, 0.9)], capsys) if "accuracy" in line]
     assert [line.endswith(", the best so far") for line in lines] == [False, True]
     assert best["test"]["value"] == 0.8, "the event stays as it is"
+
+
+@pytest.mark.parametrize("isatty", [False, True])
+def test_output_that_nobody_takes_any_more_ends_nothing(isatty: bool, tmp_path: Path) -> None:
+    """A pipe whose reader has ended, in a process of its own: pytest takes the output of this one."""
+    script = """
+import os, sys
+from pipetransformer.report.reporter import ConsoleOptions, open_report, print_line, print_phase
+from pipetransformer.report.wandb import NoLogger
+from pathlib import Path
+
+reading, writing = os.pipe()
+os.dup2(writing, 1)
+os.close(writing)
+os.close(reading)
+if sys.argv[1] == "True":
+    sys.stdout.isatty = lambda: True
+report = open_report(NoLogger(), Path(sys.argv[2]), {}, console=ConsoleOptions())
+report.phase("reading data")
+print_phase("measuring")
+print_line("a line")
+report.write("warning", message="a warning")
+report.close()
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", script, str(isatty), str(tmp_path)], capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert [event["message"] for event in read_lines(tmp_path / EVENT_LOG)] == ["reading data", "a warning"]
 
 
 @pytest.mark.parametrize("view", ["terminal", "plain"])

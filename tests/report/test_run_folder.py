@@ -137,7 +137,10 @@ def test_a_folder_without_a_run_is_refused_by_name(run_folder: Path, missing: st
 def test_an_incomplete_line_is_refused_with_its_number(run_folder: Path) -> None:
     path = run_folder / EVENT_LOG
     num_lines = len(path.read_text().splitlines())
+    before = read_run(run_folder)
     path.write_text(path.read_text() + '{"event": "st')
+    assert read_run(run_folder) == before, "the last one, which a run may still be writing"
+    path.write_text(path.read_text() + "\n")
     with pytest.raises(ValueError, match=rf"line {num_lines + 1} is incomplete.*remove this line"):
         read_run(run_folder)
 

@@ -434,12 +434,12 @@ def test_a_run_whose_checkpoints_are_all_damaged_is_not_resumed(pool: Pool, run_
         (
             Fault("pipetransformer.checkpoint.writer.write_flushed", call=4, what="fill the disk"),
             "No space left",
-            "there is none yet: the run could not go on",
+            "make room in {folder}, where there is none yet: the run could not go on",
         ),
         (
             Fault("pipetransformer.checkpoint.folder.CheckpointFolder.publish", call=2, what="break the disk"),
             "Input/output",
-            "that of step 4 is the last one",
+            "in {folder} that of step 4 is the last one",
         ),
     ],
     ids=["full", "broken"],
@@ -451,6 +451,6 @@ def test_a_checkpoint_that_cannot_be_written_costs_a_warning(
     assert (job.error, job.summary["status"]) == ("", "completed")
     assert job.losses == pytest.approx(Job(stopped, "").losses + job.losses[10:], rel=0, abs=1e-10)
     assert expected in job.messages[0]
-    assert job.messages[0].endswith(f"; make room in {job.folder / FOLDER}, where {left}")
+    assert job.messages[0].endswith(f"; {left.format(folder=job.folder / FOLDER)}")
     kept = [path.name for path in (job.folder / FOLDER).glob("*")]
     assert not [name for name in kept if name.startswith(".")], "nothing half written stays"
