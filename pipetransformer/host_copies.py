@@ -96,7 +96,7 @@ class Upload:
         return tensor
 
     def drop(self) -> None:
-        """Lets its memory of the device go, which nobody takes."""
+        """Frees its memory of the device, which nobody takes."""
         self._tensor = None
 
     def wait(self) -> None:

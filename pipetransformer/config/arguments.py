@@ -80,8 +80,17 @@ def read_arguments(arguments: Sequence[str], simulation: bool = False) -> list[s
         is_value = last in VALUED and not is_flag and "=" not in argument
         (flags if is_flag or is_value else options).append(argument)
     options = [FLAGS.get(argument) or _option(argument, simulation) for argument in options]
-    own = tuple(f"{group}." for group in _own_groups(options))
-    return [*flags, *(f"++{each}" if each.startswith(own) else each for each in options)]
+    return [*flags, *with_own_fields(options)]
+
+
+def with_own_fields(options: Sequence[str], beside: Sequence[str] = ()) -> list[str]:
+    """Returns options as Hydra takes them where they are of a group of the user's own.
+
+    Args:
+        beside: Others that choose groups, as those of the run that is resumed.
+    """
+    own = tuple(f"{group}." for group in _own_groups([*beside, *options]))
+    return [f"++{each}" if each.startswith(own) else each for each in options]
 
 
 def _own_groups(options: Sequence[str]) -> set[str]:

@@ -85,8 +85,9 @@ def _check_numbers(config: Config) -> None:
     for prefix, section in (("", config), ("parallel.", config.parallel)):
         for each in fields(section):
             value = getattr(section, each.name)
-            if each.name == "seed" and value < 0:
-                raise UserError(f"seed={value} is below 0; give 0 or more")
+            if each.name == "seed" and not 0 <= value < 2**63:
+                bound = "below 0; give 0 or more" if value < 0 else f"more than the largest one, {2**63 - 1}"
+                raise UserError(f"seed={value} is {bound}")
             is_number = isinstance(value, int | float) and not isinstance(value, bool)
             if is_number and each.name != "seed" and not 0 < value < math.inf:
                 wanted = "above 0" if value <= 0 else "a finite number"

@@ -44,6 +44,10 @@ def check_losses(losses: Tensor, num_samples: int) -> None:
     Raises:
         UserError: With the shape and the remedy.
     """
+    if not hasattr(losses, "shape"):
+        raise UserError(
+            f"the loss is a value of type {type(losses).__name__}; return a tensor with one number per sample"
+        )
     if tuple(losses.shape) != (num_samples,):
         raise UserError(
             f"the loss has shape {tuple(losses.shape)} for {num_samples} samples; return one number per sample, as "

@@ -1,6 +1,7 @@
 """The answer of a policy to its signals. A policy may be the user's own, so it is checked before anything follows."""
 
 import json
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from numbers import Integral, Real
@@ -23,6 +24,7 @@ def ask(policy: FreezePolicy, signals: Signals, state: State) -> tuple[Decision,
         raise UserError(f"{where} returned {_kinds(answer)}; end it with: return Decision(...), state")
     decision, new_state = answer
     _check_prefix(decision.num_frozen, signals, where, policy.may_unfreeze)
+    _check_words(decision, where)
     new_state = _saved_state(new_state, where)
     num_frozen, terms = int(decision.num_frozen), _plain_terms(decision.terms, where)  # numpy's are not JSON's
     return replace(decision, num_frozen=num_frozen, terms=terms), new_state
@@ -32,7 +34,7 @@ def ask_rates(policy: FreezePolicy, progress: float, num_blocks: int) -> list[fl
     """Returns a policy's factor of the learning rate of each block.
 
     Raises:
-        UserError: There is not one number for each, with the policy's class.
+        UserError: There is not one number of 0 or more for each, with the policy's class.
     """
     answer = policy.rate_factors(progress, num_blocks)
     where, remedy = f"{type(policy).__name__}.rate_factors", "return one factor for each block"
@@ -43,6 +45,8 @@ def ask_rates(policy: FreezePolicy, progress: float, num_blocks: int) -> list[fl
         raise UserError(f"{where} returned {len(factors)} numbers, and the model has {num_blocks} blocks; {remedy}")
     if others := [each for each in factors if not isinstance(each, Real)]:
         raise UserError(f"{where} returned {_kinds(others[0])} for a block; {remedy}")
+    if wrong := [each for each in factors if not 0 <= each < math.inf]:
+        raise UserError(f"{where} returned the factor {float(wrong[0])!r} for a block; give numbers of 0 or more")
     return [float(factor) for factor in factors]
 
 
@@ -75,6 +79,14 @@ def _check_prefix(num_frozen: Any, signals: Signals, where: str, may_unfreeze: b
             f"{where} returned num_frozen={num_frozen} where {signals.num_frozen} blocks are frozen, and its policy "
             "never unfreezes; give no fewer, or let the property may_unfreeze return True"
         )
+
+
+def _check_words(decision: Decision, where: str) -> None:
+    kinds = {"bound": (str, "a word"), "reason": (str, "a sentence"), "terms": (Mapping, "numbers by name")}
+    for name, (kind, words) in kinds.items():
+        value = getattr(decision, name)
+        if not isinstance(value, kind):
+            raise UserError(f"{where} returned {_kinds(value)} as {name} of its decision; give {words}")
 
 
 def _plain_terms(terms: Mapping[str, Any], where: str) -> dict[str, float]:

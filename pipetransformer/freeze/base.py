@@ -183,6 +183,8 @@ class FreezePolicy(ABC):
             raise UserError(
                 f"{name}.signals is the string {self.signals!r}; give a tuple of names: ({self.signals!r},)"
             )
+        if not isinstance(self.signals, tuple | list) or not all(isinstance(each, str) for each in self.signals):
+            raise UserError(f"{name}.signals is {self.signals!r}; give a tuple of names, or () for none")
         if isinstance(at_start, bool) or not isinstance(at_start, Integral) or at_start < 0:
             raise UserError(f"{name}.frozen_at_start is {at_start!r}; give a whole number of blocks, 0 or more")
         if self.frozen_at_start > num_blocks:

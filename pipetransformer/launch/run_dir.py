@@ -12,7 +12,7 @@ import yaml
 
 from pipetransformer.checkpoint.folder import FOLDER, CheckpointFolder, open_checkpoints
 from pipetransformer.checkpoint.manifest import Manifest
-from pipetransformer.config.arguments import quoted, unquoted
+from pipetransformer.config.arguments import quoted, unquoted, with_own_fields
 from pipetransformer.config.names import in_options
 from pipetransformer.config.resuming import changes, check_epochs, complete_summary, dotted
 from pipetransformer.config.schema import Config, as_plain, write_settings
@@ -56,7 +56,7 @@ def resumed_arguments(arguments: Sequence[str], by_torchrun: bool = False) -> li
     dropped = {*given, *OF_ONE_START} | ({WORLD_SIZE} if by_torchrun else set())
     kept = [one for one in own if option_of(one) not in dropped]
     num_flags = next((n for n, each in enumerate(arguments) if "=" in each and not each.startswith("-")), 0)
-    more = [one for one in arguments[num_flags:] if option_of(one) != RESUME]
+    more = with_own_fields([one for one in arguments[num_flags:] if option_of(one) != RESUME], kept)
     return [*arguments[:num_flags], *kept, *more, f"{RESUME}={quoted(folder)}", f"{RUN_DIR}={quoted(folder)}"]
 
 

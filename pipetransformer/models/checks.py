@@ -209,7 +209,11 @@ def _run(layer: Layer, where: str, x: Tensor, context: Context, without: Without
     without.clear()
     before, version = _generators(), x._version
     weights = [parameter._version for parameter in layer.parameters()]
-    outputs = layer(x, **context)
+    outputs: Any = layer(x, **context)
+    if not isinstance(outputs, Tensor):
+        raise UserError(
+            f"{where} returns a {type(outputs).__name__}, and one tensor goes from layer to layer; return that alone"
+        )
     if _generators() != before:
         raise UserError(DRAWS.format(where))
     if x._version != version:

@@ -38,7 +38,7 @@ def stack_of(model: nn.Module) -> LayerStack:
 
     Raises:
         UserError: The model is of another kind, cannot be trained layer by layer, or has parameters without gradient or
-            with hooks.
+            with hooks, or complex numbers.
     """
     fixed = [name for name, parameter in model.named_parameters() if not parameter.requires_grad]
     if fixed:
@@ -51,6 +51,12 @@ def stack_of(model: nn.Module) -> LayerStack:
         raise UserError(
             f"{len(hooked)} parameters of the {type(model).__name__} have hooks of their own, the first {hooked[0]}, "
             "and the copies that train would not have them; take the hooks away"
+        )
+    numbers = [*model.named_parameters(), *model.named_buffers()]
+    if imaginary := [name for name, each in numbers if each.is_complex()]:
+        raise UserError(
+            f"the {type(model).__name__} has {len(imaginary)} parameters and buffers of complex numbers, the first "
+            f"{imaginary[0]}, which no precision of a run has; keep their two parts, by torch.view_as_real"
         )
     stack = _split(model).train()
     names = stack.names()

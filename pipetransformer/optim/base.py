@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import chain
@@ -234,7 +234,19 @@ class OptimizerSpec(ABC):
             return None
         whole = sum_over_parts is None
         optimizer = self._build_portable(groups) if whole else self._build_of_parts(groups, sum_over_parts)
+        self._check_groups(optimizer, groups)
         return optimizer if self.ema_decay is None else _averaging(optimizer, self.ema_decay)
+
+    def _check_groups(self, optimizer: Optimizer, groups: Sequence[Mapping[str, Any]]) -> None:
+        """Refuses an optimizer of the user's that has other parameters than it was to train."""
+        wanted, taken = (
+            {id(each) for group in some for each in group["params"]} for some in (groups, optimizer.param_groups)
+        )
+        if taken != wanted or not all("layer" in group for group in optimizer.param_groups):
+            raise UserError(
+                f"{self._label}._build returned an optimizer over {len(taken & wanted)} of the {len(wanted)} "
+                f"parameters that it was to train and {len(taken - wanted)} others; give it all groups as they are"
+            )
 
     def rate(self, step: int, num_steps: int) -> float:
         """Computes the learning rate of a step, that of the head.

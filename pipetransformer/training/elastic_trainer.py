@@ -38,7 +38,7 @@ from pipetransformer.training.best_weights import weights_to_save
 from pipetransformer.training.build import prepare
 from pipetransformer.training.resume import wanted_checkpoint
 from pipetransformer.training.start_event import report_start
-from pipetransformer.training.trainer import Callback, Trainer
+from pipetransformer.training.trainer import Callback, StepResult, Trainer
 from pipetransformer.training.trainer_arguments import (
     check_arguments,
     check_callbacks,
@@ -195,7 +195,7 @@ class ElasticTrainer(Trainer):
             device = closing.enter_context(open_world(config.parallel))
             self._summary = None if run_dir is None else run_dir / SUMMARY
             folder = run_dir or Path(closing.enter_context(TemporaryDirectory()))
-            folder.mkdir(parents=True, exist_ok=True)
+            _make(folder)
             if isinstance(config.model, ModelInstance):
                 _broadcast(config.model.model.state_dict(), device)
             if isinstance(config.dataset, MapStyleData) and isinstance(config.dataset.loss, nn.Module):
@@ -237,6 +237,10 @@ class ElasticTrainer(Trainer):
         self._check_open("evaluate")
         return super().evaluate()
 
+    def _next_step(self) -> StepResult:
+        self._check_open("take steps")
+        return super()._next_step()
+
     def _check_open(self, what: str) -> None:
         if self._is_closed:
             raise UserError(f"the trainer is closed; {what} inside its with block, or before close()")
@@ -268,6 +272,7 @@ class ElasticTrainer(Trainer):
         Raises:
             UserError: It could not be written, or has no place where it would stay.
         """
+        self._check_open("save_checkpoint")
         if not self.config.checkpoint.enabled:
             raise UserError("give the trainer a run_dir to write checkpoints to")
         self._log.flush()
@@ -282,6 +287,7 @@ class ElasticTrainer(Trainer):
             the original model's names, in host memory, and empty but on rank 0; under ``train`` the entries of
             :class:`~pipetransformer.planning.state.TrainState`, on every rank.
         """
+        self._check_open("state_dict")
         optimizer = self.runtime.gather_optimizer_state()
         return {"model": self.runtime.weights() or {}, "optimizer": optimizer, "train": self.state.state_dict()}
 
@@ -297,6 +303,7 @@ class ElasticTrainer(Trainer):
         Raises:
             UserError: It is of another release, seed, or length of an epoch, or has not the weights of the model.
         """
+        self._check_open("load_state_dict")
         if fault := broadcast_from_rank0(self._fault_of(state)):
             raise UserError(
                 f"the state {fault}; give what `state_dict` returned on rank 0, of a run with the same model"
@@ -308,8 +315,10 @@ class ElasticTrainer(Trainer):
 
     def _fault_of(self, state: Mapping[str, Any]) -> str | None:
         """Returns what a state lacks of this run, or has in another shape, by one name; ``None`` if nothing."""
+        if not isinstance(state, Mapping):
+            return f"is a value of type {type(state).__name__}"
         for section in ("train", "optimizer", "model"):
-            if section not in state:
+            if not isinstance(state.get(section), Mapping):
                 return f"lacks {section}"
         layers = [self.components.stack[index] for index in range(len(self.components.stack))]
         kept = {name for layer in layers for name in layer.original_state()}
@@ -354,6 +363,13 @@ class ElasticTrainer(Trainer):
             if trained is not None:
                 give_back(spec.model, self.config.peft.merge(self.components.stack, trained))
             _broadcast(own, self.runtime.device)
+
+
+def _make(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"the run folder {folder} cannot be made ({error.strerror}); give another `run_dir`") from error
 
 
 def _begin_anew(folder: Path) -> None:

@@ -20,11 +20,23 @@ from pipetransformer.runtime.groups import backend_of, batch_scheduled, destroy_
 from pipetransformer.training.meeting import meet
 
 
+@dataclass
+class _OwnWorld:
+    """A world that was made here, as long as any context uses it."""
+
+    group: object
+    num_users: int = 0
+
+
+_own_world = _OwnWorld(None)  # the last one
+
+
 @contextmanager
 def open_world(parallel: Parallel) -> Iterator[torch.device]:
     """Joins the world of the launcher, or makes one of this process alone; leaves it at the end.
 
-    A world that is already there is used and stays.
+    A world that is already there is used and stays. One that was made here stays as long as any context uses it: a
+    script may open a trainer before it has closed the last one.
 
     Yields:
         The device of this rank.
@@ -33,6 +45,7 @@ def open_world(parallel: Parallel) -> Iterator[torch.device]:
         UserError: There are fewer GPUs than ranks on this node, another number of ranks than `world_size` asks for, or
             a world that does not exchange the tensors of the device.
     """
+    global _own_world
     device, is_there = _own_device(parallel.device), dist.is_initialized()
     if is_there:
         _check_backend(device.type)
@@ -45,6 +58,11 @@ def open_world(parallel: Parallel) -> Iterator[torch.device]:
             store, rank, world_size = dist.HashStore(), 0, 1
         with batch_scheduled(device.type):
             dist.init_process_group(backend, timeout=timeout, store=store, rank=rank, world_size=world_size)
+        _own_world = _OwnWorld(dist.group.WORLD)
+    is_own = _own_world.group is not None and _own_world.group is dist.group.WORLD  # else it is a script's
+    own = _own_world if is_own else None
+    if own is not None:
+        own.num_users += 1
     try:
         if parallel.world_size not in (None, dist.get_world_size()):
             raise UserError(
@@ -53,8 +71,12 @@ def open_world(parallel: Parallel) -> Iterator[torch.device]:
             )
         yield device
     finally:
-        if not is_there:
-            destroy_group()
+        if own is not None:
+            own.num_users -= 1
+            if own.num_users == 0:
+                is_there, own.group = own.group is dist.group.WORLD, None  # which would keep its threads
+                if is_there:
+                    destroy_group()
 
 
 def _check_backend(device_type: str) -> None:

@@ -46,6 +46,8 @@ def decision(num_frozen: Any) -> tuple[Decision, dict[str, Any]]:
             (Decision(3, "own", "a reason", {"norm": torch.ones(())}), {}),
             "terms['norm'] of type Tensor, and a term is a number of the log; give a float, of a tensor its item()",
         ),
+        ((Decision(3, "own", "a reason", None), {}), "None as terms of its decision; give numbers by name"),  # type: ignore[arg-type]
+        ((Decision(3, "own", 5), {}), "a value of type int as reason of its decision; give a sentence"),  # type: ignore[arg-type]
         (
             (decision(3)[0], {"seen": np.ones(2)}),
             "a state that no checkpoint can hold (Object of type ndarray is not JSON serializable); give numbers",
@@ -109,6 +111,8 @@ def test_a_signal_that_is_read_and_not_asked_for_is_told_in_a_line() -> None:
     ("policy", "message"),
     [
         (Asks(asks="plasticity"), "Asks.signals is the string 'plasticity'; give a tuple of names: ('plasticity',)"),
+        (Asks(asks=None), "Asks.signals is None; give a tuple of names, or () for none"),
+        (Asks(asks=(1,)), "Asks.signals is (1,); give a tuple of names, or () for none"),
         (Asks(at_start=-1), "Asks.frozen_at_start is -1; give a whole number of blocks, 0 or more"),
         (Asks(at_start=1.5), "Asks.frozen_at_start is 1.5; give a whole number of blocks, 0 or more"),
         (Asks(at_start=7), "freeze.at_start=7 is more than the 6 blocks of the model"),
@@ -132,9 +136,12 @@ class Anneals(Answers):
         ((0.5, 1.0), "returned 2 numbers, and the model has 3 blocks; return one factor for each block"),
         (None, "returned None; return one factor for each block"),
         ([0.5, None, 1.0], "returned None for a block; return one factor for each block"),
+        ([0.5, -1, 1.0], "returned the factor -1.0 for a block; give numbers of 0 or more"),
+        ([0.5, float("nan"), 1.0], "returned the factor nan for a block; give numbers of 0 or more"),
+        ([0.5, float("inf"), 1.0], "returned the factor inf for a block; give numbers of 0 or more"),
     ],
 )
-def test_rates_that_are_not_one_for_each_block_are_refused(answer: Any, message: str) -> None:
+def test_rates_that_are_not_one_number_of_0_or_more_for_each_block_are_refused(answer: Any, message: str) -> None:
     with pytest.raises(UserError, match=f"^{re.escape('Anneals.rate_factors ' + message)}$"):
         ask_rates(Anneals(answer=answer), 0.5, 3)
     assert ask_rates(Anneals(answer=np.array([0.0, 0.5, 1.0])), 0.5, 3) == [0.0, 0.5, 1.0]

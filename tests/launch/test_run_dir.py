@@ -263,6 +263,14 @@ def test_a_run_is_resumed_by_its_folder_whatever_it_is_called(name: str, tmp_pat
         assert arguments[-1] == f"hydra.run.dir={quoted(str(folder))}"
 
 
+def test_a_field_of_an_own_policy_is_given_to_a_resumed_run_as_to_a_new_one(tmp_path: Path) -> None:
+    """Its file may leave out fields of its class."""
+    (tmp_path / "config.yaml").touch()
+    write_overrides(tmp_path, ["freeze=mine", "++freeze.fraction=0.5"])
+    arguments = resumed_arguments([f"resume.run={tmp_path}", "freeze.target_fraction=0.4", "epochs=3"])
+    assert {*arguments} > {"freeze=mine", "++freeze.fraction=0.5", "++freeze.target_fraction=0.4", "epochs=3"}
+
+
 def test_the_ranks_of_torchrun_take_the_place_of_those_that_the_run_asked_for(tmp_path: Path) -> None:
     (tmp_path / "config.yaml").touch()
     write_overrides(tmp_path, ["parallel.world_size=4", "epochs=2"])

@@ -92,6 +92,13 @@ class TokensFirst(Block):
         return x + self.dropout(self.linear(x).transpose(0, 1)).transpose(0, 1)
 
 
+class Pair(Block):
+    """A block that returns its attention, too, as many do."""
+
+    def forward(self, x: Tensor) -> Any:
+        return super().forward(x), None
+
+
 class Narrowing(Block):
     """A block that drops a token."""
 
@@ -145,6 +152,10 @@ def test_blocks_with_dropout_pass_and_keep_their_mode() -> None:
             r"layer 1 .* changes its input in place, .* make it without inplace=True",
         ),
         (nn.Sequential(nn.Dropout(0.1, inplace=True), Block()), r"layer 1 .* changes its input in place"),
+        (
+            Pair(),
+            r"layer 1 \(part\.1, Pair\) returns a tuple, and one tensor goes from layer to layer; return that alone",
+        ),
         (Narrowing(), r"layer 1 .* gives \(4, 4, 8\); between layers .* \(4, 5, 8\)"),
     ],
 )

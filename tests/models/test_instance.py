@@ -58,6 +58,13 @@ def sequential() -> nn.Sequential:
     return nn.Sequential(nn.Linear(4, 8), Residual(), Residual(), nn.Sequential(nn.Flatten(), nn.Linear(40, 3)))
 
 
+def turned(register: str) -> nn.Sequential:
+    """A model with a block that has complex numbers, as rotary positions often are."""
+    model, numbers = sequential(), torch.ones(3, dtype=torch.complex64)
+    getattr(model[1], register)("turns", nn.Parameter(numbers) if register == "register_parameter" else numbers)
+    return model
+
+
 def vision_transformer() -> nn.Module:
     return timm.create_model("vit_tiny_patch16_224", **TINY)
 
@@ -392,6 +399,11 @@ def test_dropout_that_the_layers_leave_out_is_noticed() -> None:
             masked_gradient,
             r"1 parameters of the VisionTransformer have hooks of their own, the first patch_embed\.proj\.w",
         ),
+        (
+            lambda: turned("register_buffer"),
+            r"^the Sequential has 1 parameters and buffers of complex numbers, the first 1\.turns, .*view_as_real$",
+        ),
+        (lambda: turned("register_parameter"), r"^the Sequential has 1 parameters and buffers of complex numbers"),
         (frozen_embedding, r"5 parameters .* take no gradient, the first bert\.embeddings\.word_embeddings\.weight"),
     ],
 )

@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
+from pipetransformer.errors import UserError
 from pipetransformer.optim.base import SGD, AdamW, Lamb, OptimizerSpec
 from pipetransformer.optim.schedules import SCHEDULES
 
@@ -160,6 +161,24 @@ class OwnAdamW(AdamW):
 
     def _build(self, groups: list[dict[str, Any]]) -> torch.optim.Optimizer:
         return torch.optim.AdamW(groups, lr=self.peak, amsgrad=True)
+
+
+class OfMatrices(SGD):
+    def _build(self, groups: list[dict[str, Any]]) -> torch.optim.Optimizer:
+        return torch.optim.SGD(groups[:1], lr=self.peak)
+
+
+class OfOthers(SGD):
+    def _build(self, groups: list[dict[str, Any]]) -> torch.optim.Optimizer:
+        return torch.optim.SGD([*groups, {"params": [nn.Parameter(torch.ones(3))]}], lr=self.peak)
+
+
+@pytest.mark.parametrize(
+    ("kind", "told"), [(OfMatrices, "over 1 of the 2 .* and 0 others"), (OfOthers, "over 2 of the 2 .* and 1 others")]
+)
+def test_an_optimizer_that_trains_other_parameters_than_it_was_given_is_refused(kind: Any, told: str) -> None:
+    with pytest.raises(UserError, match=rf"^{kind.__name__}\._build returned an optimizer {told}; give it all groups"):
+        kind(lr=0.1).build(nn.Linear(2, 2).parameters())
 
 
 class OwnSGD(SGD):

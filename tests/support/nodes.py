@@ -43,3 +43,27 @@ def sums_of_worlds(port: int, number: int) -> list[float]:
     finally:
         dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     return sums
+
+
+def sums_in_shared_worlds() -> tuple[list[float], bool]:
+    """What a rank sums up in a world that two contexts use, of which the first one leaves first; whether it stays."""
+    dist.destroy_process_group()
+    sums = []
+
+    def sum_up() -> None:
+        total = torch.ones(1)
+        dist.all_reduce(total)
+        sums.append(total.item())
+
+    try:
+        first, second = (world.open_world(Parallel(device="cpu", timeout_s=60)) for _ in range(2))
+        first.__enter__()
+        sum_up()
+        second.__enter__()
+        sum_up()
+        first.__exit__(None, None, None)
+        sum_up()
+        second.__exit__(None, None, None)
+        return sums, dist.is_initialized()
+    finally:
+        dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)

@@ -362,6 +362,10 @@ def save_out_of_place(file: Path) -> list[str]:
         told(lambda: trainer.save(None))  # type: ignore[arg-type]
     told(trainer.evaluate)
     told(lambda: trainer.save(file.parent / "model"))
+    told(trainer.state_dict)
+    told(lambda: trainer.load_state_dict({}))
+    told(trainer.save_checkpoint)
+    told(lambda: next(iter(trainer)))
     return errors
 
 

@@ -1,5 +1,6 @@
 """A user's own model, data and loop train as by a plain loop, on any number of ranks."""
 
+import operator
 import re
 from pathlib import Path
 from types import SimpleNamespace
@@ -180,7 +181,10 @@ def test_what_has_no_place_or_comes_too_late_is_refused(pool: Pool, tmp_path: Pa
         f"{file} is a file; give a folder for the model",
         "folder is None; give the path of a folder",
         "the trainer is closed; evaluate inside its with block, or before close()",
-        "the trainer is closed; save inside its with block, or before close()",
+        *(
+            f"the trainer is closed; {what} inside its with block, or before close()"
+            for what in ("save", "state_dict", "load_state_dict", "save_checkpoint", "take steps")
+        ),
     ]
     assert pool.run(2, save_out_of_place, file) == [errors] * 2
 
@@ -391,6 +395,9 @@ def test_a_run_folder_gets_events_and_summary(pool: Pool, tmp_path: Path) -> Non
         ({"model": with_batch_norm()}, r"^1 \(BatchNorm1d\) changes its buffer running_mean"),
         ({"parallel": pt.Parallel(world_size=3)}, "world_size=3, and there are 1 processes"),
         ({"epochs": 0}, "epochs=0 must be above 0"),
+        ({"seed": 2**63}, "^seed=9223372036854775808 is more than the largest one, 9223372036854775807$"),
+        ({"run_dir": "/proc/run"}, r"^the run folder /proc/run cannot be made \(.*\); give another run_dir$"),
+        ({"loss": operator.is_}, "^the loss is a value of type bool; return a tensor with one number per sample$"),
         (
             {"optimizer": torch.optim.SGD([torch.zeros(1)], lr=1e-3)},
             r"^optimizer is of type torch\.optim\.sgd\.SGD; give an optimizer .*, such as pt\.AdamW\(lr=",

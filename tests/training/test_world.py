@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from support.links import node_size
 from support.meshes import policies, scheduled_as_at_first, threads
-from support.nodes import free_port, sums_of_worlds
+from support.nodes import free_port, sums_in_shared_worlds, sums_of_worlds
 from support.pool import Pool
 
 from pipetransformer.config.sections import Parallel
@@ -76,6 +76,11 @@ def test_a_world_that_does_not_exchange_what_the_device_has_is_refused(
     told = pytest.raises(UserError, match=f'"{wanted}"') if wanted else contextlib.nullcontext()
     with told, open_world(Parallel()) as device:
         assert device.type == device_type
+
+
+def test_a_world_stays_until_the_last_one_that_uses_it_has_left(pool: Pool) -> None:
+    """A cell of a notebook that runs twice opens a trainer before the last one is closed."""
+    assert pool.run(1, sums_in_shared_worlds) == [([1.0, 1.0, 1.0], False)]
 
 
 def test_worlds_of_a_script_share_a_store_and_no_keys(monkeypatch: pytest.MonkeyPatch) -> None:
