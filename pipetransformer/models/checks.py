@@ -265,7 +265,7 @@ def _check_samples(
 ) -> None:
     """Compares the outputs of a batch with those of a second pass and of its halves."""
     if not torch.allclose(outputs, layer(x, **context), rtol=0, atol=0, equal_nan=True):
-        raise UserError(DRAWS.format(where))
+        raise UserError(f"{DRAWS.format(where)}; or it keeps something from one pass to the next, as a count")
     middle = len(x) // 2
     halves = slice(None, middle), slice(middle, None)
     try:

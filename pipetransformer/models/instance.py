@@ -37,8 +37,8 @@ def stack_of(model: nn.Module) -> LayerStack:
             LayerStack, with the head that is to be trained. It stays as it is.
 
     Raises:
-        UserError: The model is of another kind, cannot be trained layer by layer, or has parameters without gradient or
-            with hooks, or complex numbers.
+        UserError: The model is of another kind, cannot be trained layer by layer, or has parameters without gradient,
+            with hooks or expanded, or complex numbers.
     """
     fixed = [name for name, parameter in model.named_parameters() if not parameter.requires_grad]
     if fixed:
@@ -58,6 +58,12 @@ def stack_of(model: nn.Module) -> LayerStack:
             f"the {type(model).__name__} has {len(imaginary)} parameters and buffers of complex numbers, the first "
             f"{imaginary[0]}, which no precision of a run has; keep their two parts, by torch.view_as_real"
         )
+    for name, parameter in model.named_parameters():
+        if any(size > 1 and not step for size, step in zip(parameter.shape, parameter.stride(), strict=True)):
+            raise UserError(
+                f"the parameter {name} of the {type(model).__name__} was expanded: one number stands in several places; "
+                "give it memory of its own, by clone()"
+            )
     stack = _split(model).train()
     names = stack.names()
     stack.source = _StackWeights(model, names) if isinstance(model, LayerStack) else _InstanceWeights(model, names)

@@ -76,6 +76,8 @@ class LayerStack(nn.Module):
                 training or mixes the samples of a batch.
         """
         layers = [Layer(module, _call, f"{name}.") for name, module in _entries(modules)]
+        if not layers:
+            raise UserError("it has no layers; give an embedding, at least one block and a head")
         stack = cls(layers, hidden_shape or _OutputShape(layers[0].module))
         if example is not None:
             stack.note_idle(stack.check(example))

@@ -27,7 +27,8 @@ PUBLISH_S = 1.0  # between two publications
 GIVE_UP_S = 3.0  # in which ranks that time out together do so
 ROUNDS = 30  # of looking for those that have given up
 
-_phase, _step = "the start", 0
+START, BETWEEN, STEP = "the start", "what follows a training step", "a training step"
+_phase, _step = START, 0
 
 
 @contextmanager
@@ -36,8 +37,8 @@ def inside(phase: str, step: int) -> Iterator[None]:
     global _phase, _step
     before = _phase, _step
     _phase, _step = phase, step
-    yield
-    _phase, _step = before  # not after an error, which happened inside
+    yield  # not after an error, which happened inside
+    _phase, _step = (BETWEEN, step) if phase == STEP else before
 
 
 @contextmanager
@@ -51,7 +52,7 @@ def naming_hangs(timeout_s: float) -> Iterator[None]:
         RankHangs: A collective timed out, and some ranks have not given up.
     """
     global _phase, _step
-    _phase, _step = "the start", 0
+    _phase, _step = START, 0
     if dist.get_world_size() == 1:
         yield
         return

@@ -34,7 +34,7 @@ from pipetransformer.training.evaluations import RunEvaluations
 from pipetransformer.training.guard import RunGuard
 from pipetransformer.training.main_metric import MainMetric
 from pipetransformer.training.plan_timing import PlanTiming
-from pipetransformer.training.position import inside
+from pipetransformer.training.position import STEP, inside
 from pipetransformer.training.resume import cut_log
 from pipetransformer.training.spent import Spent
 from pipetransformer.training.step_log import StepLog
@@ -241,7 +241,7 @@ class Trainer:
         if not self._prefetching:
             self.cache_session.prefetch(self._batches.coming(state.step, self.evaluations.is_due))
             self._prefetching = True
-        with self.tracer.step(state.step), inside("a training step", state.step):
+        with self.tracer.step(state.step), inside(STEP, state.step):
             result = self._train_step(self._batches.ids(state.step))
         for callback in self._callbacks:
             callback.on_step(self, result)

@@ -45,6 +45,16 @@ class Counting(Block):
         return super().forward(x)
 
 
+class Growing(Block):
+    """A block that counts its passes beside its buffers."""
+
+    num_passes = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.num_passes += 1
+        return super().forward(x) * self.num_passes
+
+
 class Noisy(Block):
     """A block with noise of its own."""
 
@@ -139,6 +149,10 @@ def test_blocks_with_dropout_pass_and_keep_their_mode() -> None:
             r"layer 1 \(part\.1, BatchNorm1d\) mixes the samples of a batch",
         ),
         (Mixing(), r"layer 1 \(part\.1, Mixing\) mixes the samples of a batch"),
+        (
+            Growing(),
+            r"layer 1 .* draws random numbers .*; or it keeps something from one pass to the next, as a count$",
+        ),
         (Noisy(), r"layer 1 .* draws random numbers that are not dropout's"),
         (ByName(dropout), r"layer 1 .* by a function that it imports by its name; .* use nn\.Dropout"),
         (ByName(partial(torch.dropout, p=0.1, train=True)), r"layer 1 .* draws random numbers that are not dropout's"),

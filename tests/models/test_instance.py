@@ -58,6 +58,15 @@ def sequential() -> nn.Sequential:
     return nn.Sequential(nn.Linear(4, 8), Residual(), Residual(), nn.Sequential(nn.Flatten(), nn.Linear(40, 3)))
 
 
+class Scaled(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(1).expand(8))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.scale
+
+
 def turned(register: str) -> nn.Sequential:
     """A model with a block that has complex numbers, as rotary positions often are."""
     model, numbers = sequential(), torch.ones(3, dtype=torch.complex64)
@@ -403,6 +412,11 @@ def test_dropout_that_the_layers_leave_out_is_noticed() -> None:
             lambda: turned("register_buffer"),
             r"^the Sequential has 1 parameters and buffers of complex numbers, the first 1\.turns, .*view_as_real$",
         ),
+        (
+            lambda: nn.Sequential(nn.Linear(4, 8), Scaled(), nn.Linear(8, 3)),
+            r"^the parameter 1\.scale of the Sequential was expanded, .* by clone\(\)$",
+        ),
+        (nn.Sequential, "it has no layers; give an embedding, at least one block and a head"),
         (lambda: turned("register_parameter"), r"^the Sequential has 1 parameters and buffers of complex numbers"),
         (frozen_embedding, r"5 parameters .* take no gradient, the first bert\.embeddings\.word_embeddings\.weight"),
     ],

@@ -41,6 +41,19 @@ def test_a_rank_that_hangs_is_named_with_its_place(place: str, hanging: int, poo
     assert answers[hanging].startswith("RuntimeError: "), "it finds that the others have gone"
 
 
+def test_a_rank_that_waits_between_two_steps_is_past_the_start() -> None:
+    with mock.patch.multiple(position, _phase=position.START, _step=0):
+        with position.inside("reading data and measuring", 0):
+            pass
+        assert (position._phase, position._step) == (position.START, 0)
+        with position.inside(position.STEP, 7), position.inside("saving", 7):
+            pass
+        assert (position._phase, position._step) == ("what follows a training step", 7)
+        with position.inside("a transition", 8):
+            pass
+        assert (position._phase, position._step) == ("what follows a training step", 7)
+
+
 @pytest.mark.parametrize(
     ("error", "waited"),
     [
