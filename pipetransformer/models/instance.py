@@ -61,7 +61,7 @@ def stack_of(model: nn.Module) -> LayerStack:
     for name, parameter in model.named_parameters():
         if any(size > 1 and not step for size, step in zip(parameter.shape, parameter.stride(), strict=True)):
             raise UserError(
-                f"the parameter {name} of the {type(model).__name__} was expanded: one number stands in several places; "
+                f"the parameter {name} of the {type(model).__name__} was expanded: a number stands in several places; "
                 "give it memory of its own, by clone()"
             )
     stack = _split(model).train()
