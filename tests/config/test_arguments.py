@@ -4,7 +4,7 @@ import pytest
 from hydra.errors import HydraException
 from support.jobs import loaded
 
-from pipetransformer.config.arguments import explain, read_arguments
+from pipetransformer.config.arguments import explain, read_arguments, unwritable
 from pipetransformer.config.help import help_text
 from pipetransformer.config.names import ACCUMULATION, OF_OTHER_TOOLS
 from pipetransformer.errors import UserError
@@ -130,3 +130,12 @@ def test_what_is_named_in_place_of_another_tools_argument_exists(told: str) -> N
     with pytest.raises((UserError, HydraException)) as caught:
         loaded("model=bert", "dataset=sst2", f"{told.partition('=')[0]}=[no value]")
     assert "does not exist" not in explain(caught.value)
+
+
+def test_what_the_system_refuses_beside_files_is_not_laid_on_the_run_folder() -> None:
+    assert unwritable(PermissionError(13, "Permission denied", "/proc/run")).startswith(
+        "the run folder cannot be written"
+    )
+    told = unwritable(OSError(30, "Read-only file system"))  # as where a semaphore is made
+    assert told.startswith("the system refuses what a run needs ([Errno 30] Read-only file system)")
+    assert "/dev/shm" in told

@@ -43,6 +43,12 @@ def test_no_more_processes_than_the_machine_can_start(
         start.preflight(config)
 
 
+def test_a_process_that_may_open_too_few_files_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (40, 40))
+    with pytest.raises(UserError, match=r"may have 40 files open, and a run takes 64 at least; .* ulimit -n 1024"):
+        start.check_world_size(None)
+
+
 def test_a_batch_that_is_larger_than_the_data_is_refused(tmp_path: Path) -> None:
     config = replace(loaded(), dataset=Digits(max_train_samples=20))
     with pytest.raises(UserError, match="batch_size=32 is larger than the 20 training samples"):

@@ -17,6 +17,8 @@ from support.pool import Pool
 from support.saved import config_format, evaluated, exported, scored
 from support.texts import text_run, write_encoder, write_squad, write_table
 
+from pipetransformer.checkpoint.folder import FOLDER, CheckpointFolder
+from pipetransformer.checkpoint.manifest import layer_file
 from pipetransformer.config.compose import read_config
 from pipetransformer.config.schema import CONFIG, write_config
 from pipetransformer.errors import UserError
@@ -78,6 +80,17 @@ def test_scores_are_those_of_the_run_and_predictions_give_them(pool: Pool, job: 
     assert json.loads((tmp_path / "metrics.json").read_text())["step"] == 4
     left = sorted(file.name for file in tmp_path.iterdir())
     assert left == ["metrics.json", "notes.jsonl"], "no predictions of another step, and what is not its own"
+
+
+def test_an_older_checkpoint_stands_in_for_that_of_the_end_where_it_is_damaged_and_the_model_is_gone(
+    pool: Pool, job: Job, tmp_path: Path
+) -> None:
+    run = shutil.copytree(job.folder, tmp_path / "run")
+    shutil.rmtree(run / "model")
+    newest = CheckpointFolder(run / FOLDER).published()[-1]
+    with (newest / layer_file(1)).open("r+b") as file:
+        file.truncate(100)
+    assert pool.run(1, exported, run, None, tmp_path / "out") == [10]
 
 
 def test_a_run_without_checkpoints_is_scored_by_its_saved_model(pool: Pool, tmp_path: Path) -> None:

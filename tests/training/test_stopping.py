@@ -1,5 +1,6 @@
 """A signal ends a run in whatever it is, on all ranks alike, and the run goes on from there as if it had not come."""
 
+import signal
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,6 +14,8 @@ from support.stopping import play_until_stopped
 
 from pipetransformer.checkpoint.folder import FOLDER, CheckpointFolder
 from pipetransformer.runtime.snapshot import WEIGHTS
+from pipetransformer.training import interrupt
+from pipetransformer.training.run import failed
 
 RUN = (
     *TINY, "precision=float64", "epochs=5", "freeze=schedule", "freeze.num_frozen=[1,3]", "freeze.interval=0.4",
@@ -46,6 +49,16 @@ def weights_of_checkpoint(run_dir: Path) -> dict[str, torch.Tensor]:
 def assert_equal(model: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> None:
     assert model.keys() == other.keys()
     assert all(torch.equal(tensor, other[name]) for name, tensor in model.items())
+
+
+@pytest.mark.parametrize(
+    ("number", "status"), [(None, "interrupted"), (signal.SIGINT, "interrupted"), (signal.SIGTERM, "requeue")]
+)
+def test_a_run_that_is_stopped_before_its_first_step_asks_to_be_started_again(
+    number: signal.Signals | None, status: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(interrupt, "_requested", number)
+    assert failed(KeyboardInterrupt()) == {"status": status}
 
 
 @pytest.mark.thinned("signal-requeue")
