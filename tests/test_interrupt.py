@@ -6,6 +6,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from unittest import mock
 
@@ -47,12 +48,21 @@ def wait_for_a_cached_step(process: subprocess.Popen[str]) -> None:
     raise AssertionError("the run ended by itself")
 
 
+@pytest.fixture
+def in_a_terminal() -> Iterator[None]:
+    """Takes back what nohup has set, where the tests themselves run by it: processes inherit it."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)
+
+
 @pytest.mark.thinned("Ctrl-C")
 @pytest.mark.parametrize(
     ("number", "exit_code", "status"),
     [(signal.SIGINT, 130, "interrupted"), (signal.SIGHUP, 75, "requeue")],
     ids=["Ctrl-C", "closed terminal"],
 )
+@pytest.mark.usefixtures("in_a_terminal")
 def test_an_interrupted_run_leaves_nothing_but_its_record(
     number: signal.Signals, exit_code: int, status: str, tmp_path: Path, passing: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -77,6 +87,7 @@ def test_an_interrupted_run_leaves_nothing_but_its_record(
     assert list(dict.fromkeys(frozen))[:2] == [0, 1]
 
 
+@pytest.mark.usefixtures("in_a_terminal")
 def test_the_launcher_hands_a_closed_terminal_on_as_sigterm_unless_it_is_to_outlive_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -87,13 +98,10 @@ def test_the_launcher_hands_a_closed_terminal_on_as_sigterm_unless_it_is_to_outl
         signal.raise_signal(signal.SIGHUP)
     assert (came, told) == ([signal.SIGHUP], [signal.SIGTERM])
     monkeypatch.setattr(signal, "getsignal", lambda _: signal.SIG_IGN)  # as by nohup
-    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    try:
-        with elastic.forwarded_signals(tmp_path) as came:
-            signal.raise_signal(signal.SIGHUP)
-        assert came == []
-    finally:
-        signal.signal(signal.SIGHUP, before)
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    with elastic.forwarded_signals(tmp_path) as came:
+        signal.raise_signal(signal.SIGHUP)
+    assert came == []
 
 
 @pytest.mark.parametrize("number", interrupt.SIGNALS)

@@ -161,7 +161,9 @@ class CheckpointWriter:
     def _publish(self, staging: Path, manifest: Manifest, files: list[LayerFile]) -> Path:
         for path in (staging / layer_file(file.layer) for file in files):
             if not path.is_file():
-                raise NotWritten(f"{path} is gone; where another node has written it, all nodes need one run folder")
+                raise NotWritten(
+                    f"{path} is gone, or on the disk of another node that wrote it: all need one run folder"
+                )
         write_flushed(staging / MANIFEST, replace(manifest, layers=tuple(files)).to_json())
         return self.folder.publish(staging, manifest.step)
 
