@@ -414,7 +414,7 @@ def test_dropout_that_the_layers_leave_out_is_noticed() -> None:
         ),
         (
             lambda: nn.Sequential(nn.Linear(4, 8), Scaled(), nn.Linear(8, 3)),
-            r"^the parameter 1\.scale of the Sequential was expanded, .* by clone\(\)$",
+            r"^the parameter 1\.scale of the Sequential was expanded: .* by clone\(\)$",
         ),
         (nn.Sequential, "it has no layers; give an embedding, at least one block and a head"),
         (lambda: turned("register_parameter"), r"^the Sequential has 1 parameters and buffers of complex numbers"),
