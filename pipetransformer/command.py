@@ -137,7 +137,7 @@ def main() -> None:
         sys.exit(stop.exit_code)
     except KeyboardInterrupt as error:  # before the first step, or a second time
         print(*notes(error), sep="\n", end="\n" * bool(notes(error)), file=sys.stderr)
-        sys.exit(Stopped(interrupt.requested() not in (None, interrupt.QUIT)).exit_code)
+        sys.exit(Stopped(interrupt.asks_to_requeue()).exit_code)
 
 
 def _way_on(saved_in: Path | None, sweep: Path | None) -> str:

@@ -40,6 +40,15 @@ def stack_of(model: nn.Module) -> LayerStack:
         UserError: The model is of another kind, cannot be trained layer by layer, or has parameters without gradient,
             with hooks or expanded, or complex numbers.
     """
+    _check_numbers(model)
+    stack = _split(model).train()
+    names = stack.names()
+    stack.source = _StackWeights(model, names) if isinstance(model, LayerStack) else _InstanceWeights(model, names)
+    return stack
+
+
+def _check_numbers(model: nn.Module) -> None:
+    """Refuses parameters and buffers of which copies on other devices would be something else."""
     fixed = [name for name, parameter in model.named_parameters() if not parameter.requires_grad]
     if fixed:
         raise UserError(
@@ -64,10 +73,6 @@ def stack_of(model: nn.Module) -> LayerStack:
                 f"the parameter {name} of the {type(model).__name__} was expanded: a number stands in several places; "
                 "give it memory of its own, by clone()"
             )
-    stack = _split(model).train()
-    names = stack.names()
-    stack.source = _StackWeights(model, names) if isinstance(model, LayerStack) else _InstanceWeights(model, names)
-    return stack
 
 
 def give_back(model: nn.Module, state: dict[str, Tensor]) -> None:

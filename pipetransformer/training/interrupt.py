@@ -33,6 +33,11 @@ def requested() -> signal.Signals | None:
     return _requested
 
 
+def asks_to_requeue() -> bool:
+    """Returns whether a signal came after which the run is to be started again: any but Ctrl-C."""
+    return _requested not in (None, QUIT)
+
+
 def is_requested() -> bool:
     """Returns whether a signal came."""
     return _requested is not None

@@ -77,7 +77,7 @@ def _run(
 def failed(error: BaseException) -> dict[str, Any]:
     """Returns the summary of a run that ended before its first step."""
     if isinstance(error, KeyboardInterrupt):
-        return {"status": "interrupted" if interrupt.requested() in (None, interrupt.QUIT) else "requeue"}
+        return {"status": "requeue" if interrupt.asks_to_requeue() else "interrupted"}
     return {"status": "failed", "error": f"{type(error).__name__}: {in_options(error)}"}
 
 

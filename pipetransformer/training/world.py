@@ -27,6 +27,11 @@ class _OwnWorld:
     group: object
     num_users: int = 0
 
+    @property
+    def is_there(self) -> bool:
+        """False where it has been destroyed, or the world is a script's."""
+        return self.group is not None and self.group is dist.group.WORLD
+
 
 _own_world = _OwnWorld(None)  # the last one
 
@@ -59,8 +64,7 @@ def open_world(parallel: Parallel) -> Iterator[torch.device]:
         with batch_scheduled(device.type):
             dist.init_process_group(backend, timeout=timeout, store=store, rank=rank, world_size=world_size)
         _own_world = _OwnWorld(dist.group.WORLD)
-    is_own = _own_world.group is not None and _own_world.group is dist.group.WORLD  # else it is a script's
-    own = _own_world if is_own else None
+    own = _own_world if _own_world.is_there else None
     if own is not None:
         own.num_users += 1
     try:
@@ -74,9 +78,9 @@ def open_world(parallel: Parallel) -> Iterator[torch.device]:
         if own is not None:
             own.num_users -= 1
             if own.num_users == 0:
-                is_there, own.group = own.group is dist.group.WORLD, None  # which would keep its threads
-                if is_there:
+                if own.is_there:
                     destroy_group()
+                own.group = None  # which would keep its threads
 
 
 def _check_backend(device_type: str) -> None:
