@@ -34,11 +34,10 @@ class RunStops:
 
     def requests(self) -> Requests:
         """Returns what this rank asks all others for, to be done after the step that follows this one."""
-        signal = interrupt.requested()
         return Requests(
             save=self._trainer.checkpoints.wants(self._trainer.state.step + 2),
-            requeue=signal is not None and signal != interrupt.QUIT,
-            quit=signal == interrupt.QUIT,
+            requeue=interrupt.asks_to_requeue(),
+            quit=interrupt.requested() == interrupt.QUIT,
         )
 
     def follow(self, result: StepResult) -> None:
